@@ -231,7 +231,7 @@ class Checkpoints:
                 if isinstance(why, errors.NoVersionError):
                     await watched(self._homes, home, self._commits.tell_now(home), left_s)
                 call = self._homes.home_blocks(home, region, version)
-                return BitMap.deserialize(await watched(self._homes, home, call, left_s))
+                found = BitMap.deserialize(await watched(self._homes, home, call, left_s))
             except errors.SnapshotExpired:
                 raise
             except asyncio.TimeoutError:
@@ -240,6 +240,11 @@ class Checkpoints:
                 why = failure
                 if (lost := self._losses.why_lost(region)) is not None:
                     raise lost from None
+            else:
+                # A home that was made again meanwhile says nothing of blocks that it lacks.
+                if (lost := self._losses.why_lost(region)) is not None:
+                    raise lost
+                return found
             await asyncio.sleep(PAUSE_S)
         raise errors.WaitTimeoutError(
             f"The home of {self._variables.label(region)} has not said in time which of its blocks "

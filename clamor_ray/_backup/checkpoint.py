@@ -16,7 +16,7 @@ import operator
 import secrets
 import time
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -201,6 +201,14 @@ class _Maker:
         numbers = directory.numbers()
         self._last = directory.manifest(numbers[-1]) if numbers else None
         self._number = numbers[-1] + 1 if numbers else 1
+        self._sizes = directory.data_sizes() if numbers else {}
+        self._last_by_region: dict[tuple[int, bool], SavedVariable] = {}
+        self._last_by_name: dict[str, SavedVariable] = {}
+        for each in () if self._last is None else self._last.variables:
+            if each.state.payload is None:
+                self._last_by_region.setdefault((each.region, each.is_old), each)
+                for name in (*each.names, *each.keys):
+                    self._last_by_name.setdefault(name, each)
         self._told_s = time.monotonic()
         self._tasks = CopyTasks(session, directory, self._number, still_at_it=self._still_at_it)
 
@@ -226,6 +234,7 @@ class _Maker:
             library_version=__version__,
             variables=tuple(variables),
         )
+        self._check_there(variables)
         self._writer.check()
         self._directory.put_manifest(self._number, to_bytes(manifest))
         places = {place for each in variables for place in each.chunks.values()}
@@ -292,22 +301,42 @@ class _Maker:
         """What the last checkpoint has of a variable, and whether it is the very same one."""
         if self._last is None:
             return None, False
-        found = [each for each in self._last.variables if each.state.payload is None]
         if self._last.scope == self._session.scope:
-            for each in found:
-                if each.region == saved.ref._region and each.is_old == saved.is_old:
-                    return each, True
-        wanted = {*saved.names, *saved.keys}
-        return next((e for e in found if wanted & {*e.names, *e.keys}), None), False
+            same = self._last_by_region.get((saved.ref._region, saved.is_old))
+            if same is not None:
+                return same, True
+        found = map(self._last_by_name.get, (*saved.names, *saved.keys))
+        return next(filter(None, found), None), False
+
+    def _is_there(self, place: Place) -> bool:
+        """Whether its file has not gone, or become shorter. What is in it is not looked at."""
+        return place.offset + place.n_bytes <= self._sizes.get(place.file, 0)
+
+    def _check_there(self, variables: Iterable[SavedVariable]) -> None:
+        """A manifest is never of files that are not there.
+
+        Raises:
+            StorageError: One is not.
+        """
+        self._sizes = self._directory.data_sizes()
+        for place in (place for each in variables for place in each.chunks.values()):
+            if not self._is_there(place):
+                raise errors.StorageError(
+                    f"{self._directory.name_of(place.file)} was written, and is not there: the last "
+                    "checkpoint is as it was.",
+                    hint="Something else deletes in the backup, or its path is another directory on "
+                    "another node.",
+                )
 
     def _look_at(self, saved: Saved) -> tuple[dict[int, Place], list[Order]]:
         """The chunks that the last checkpoint has as they are, or may have; and those that are to
         be looked at."""
         ref, rpc = saved.ref, self._session.rpc
         last, is_same = self._last_of(saved)
-        chunks = {} if last is None else last.chunks
+        had = {} if last is None else last.chunks
+        chunks = {chunk: place for chunk, place in had.items() if self._is_there(place)}
         changed: BitMap | None = None
-        if last is not None and is_same:
+        if last is not None and is_same and len(chunks) == len(had):  # else all is looked at
             if last.state.version == ref.version:
                 return dict(chunks), []
             packed = rpc.changes(ref._region, last.state.version, ref.version)

@@ -138,7 +138,19 @@ class Directory:
         Raises:
             StorageError: They cannot be listed.
         """
-        return [f"{DATA}/{name}" for name in self._names(DATA)]
+        return list(self.data_sizes())
+
+    def data_sizes(self) -> dict[str, int]:
+        """Bytes of all data files, by name.
+
+        Raises:
+            StorageError: They cannot be listed.
+        """
+        selector = pafs.FileSelector(self._of(DATA), allow_not_found=True)
+        with self._asking(DATA, "listing it"):
+            found = self.store.filesystem().get_file_info(selector)
+        files = (info for info in found if info.type == pafs.FileType.File)
+        return {f"{DATA}/{info.base_name}": info.size for info in files}
 
     def read(self, name: str) -> bytes | None:
         """A small file's content; None: it is not there.
@@ -195,6 +207,7 @@ class Directory:
                 for made in (self.path, self._of(DATA)):
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(made, _DIRECTORY_MODE)
+                self._sync_at(os.path.dirname(self.path))
             elif self.store.kind != "s3":
                 self.store.filesystem().create_dir(self._of(DATA), recursive=True)
 
@@ -231,7 +244,11 @@ class Directory:
             os.close(fd)
 
     def _sync(self, below: str = "") -> None:
-        fd = os.open(self._of(below), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._sync_at(self._of(below))
+
+    @staticmethod
+    def _sync_at(path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:

@@ -182,16 +182,15 @@ class Graph:
             state = ref._state
             if region < INLINE_BASE:
                 self._check_kept(ref, holder)
-        elif known is None:
-            state = ref._state
+        elif known is None:  # no commit has changed it: a later one may move the reference
+            state = ref._state if ref._frozen else ref._first
         else:
             state = ref._state_of(known.latest)
         key = (region, state.version)
         if key not in self._saved:
             at = ref._with(state, frozen=True)
             at._anchors = None  # what keeps it is the variable that it is in, or a name
-            names = () if is_old or known is None else known.names
-            self._saved[key] = Saved(at, known, is_old, names)
+            self._saved[key] = Saved(at, known, is_old, ())  # its names: `add_named`
         return key
 
     def _check_kept(self, ref: GlobalRef[Any], holder: str) -> None:

@@ -53,7 +53,7 @@ def _found_in(operations: list[tuple[str, Any, int, int]]) -> list[_Found]:
     STACK_GLOBAL or a memo's, the bytes, TUPLE1. MEMOIZE may come between any of them."""
     memo: list[object] = []
     stack: list[object] = []  # what the last operations have pushed, as far as it is of interest
-    found: list[_Found] = []
+    found: dict[int, _Found] = {}  # by where it begins
     function = (MODULE, FUNCTION)
     for name, argument, begin, end in operations:
         if name == "MEMOIZE":
@@ -72,10 +72,10 @@ def _found_in(operations: list[tuple[str, Any, int, int]]) -> list[_Found]:
             pushed = _Found(begin, end, argument)
         elif name == "TUPLE1" and len(stack) >= 2 and stack[-2] == function:
             inside = stack[-1]
-            if isinstance(inside, _Found) and inside not in found:
-                found.append(inside)
+            if isinstance(inside, _Found):
+                found[inside.begin] = inside
         stack = [*stack[-2:], pushed]
-    return found
+    return list(found.values())
 
 
 def packed_in(stream: bytes) -> list[bytes]:

@@ -648,3 +648,28 @@ def test_a_variable_of_a_file_is_saved_whole(three: LocalCluster, tmp_path: Path
         restored = np.array(restored)
         restored[70_000] = -1.0
         assert np.array_equal(restored, content)
+
+
+def test_a_data_file_that_has_gone_is_written_again(three: LocalCluster, tmp_path: Path) -> None:
+    content = np.random.default_rng(6).random(CHUNK_BYTES // 8 * 2)
+    path = tmp_path / "backup"
+    clamor.put(content, name="kept")
+    clamor.checkpoint(path)
+    assert clamor.checkpoint(path).bytes_written == 0
+    (file,) = data_files(path)
+    file.write_bytes(file.read_bytes()[: CHUNK_BYTES // 2])
+    assert clamor.checkpoint(path).bytes_written >= content.nbytes
+    drop_all()
+    assert np.array_equal(clamor.restore(path)["kept"].get(), content)
+
+
+def test_a_name_that_is_left_out_stays_out(three: LocalCluster, tmp_path: Path) -> None:
+    """What a saved object refers to is saved all the same, without the name."""
+    inner = clamor.put(np.arange(10**4), name="inner")
+    clamor.put({"inner": inner}, name="outer")
+    clamor.checkpoint(tmp_path / "backup", leave_out=["inner"])
+    drop_all()
+    restored = clamor.restore(tmp_path / "backup")
+    assert list(restored) == ["outer"]
+    assert restored["outer"].get()["inner"].get()[7] == 7
+    assert [info.name for info in clamor.variables() if info.name] == ["outer"]
