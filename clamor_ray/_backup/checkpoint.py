@@ -322,10 +322,10 @@ class _Maker:
         for place in (place for each in variables for place in each.chunks.values()):
             if not self._is_there(place):
                 raise errors.StorageError(
-                    f"{self._directory.name_of(place.file)} was written, and is not there: the last "
-                    "checkpoint is as it was.",
-                    hint="Something else deletes in the backup, or its path is another directory on "
-                    "another node.",
+                    f"{self._directory.name_of(place.file)} was written, and is not there: the "
+                    "last checkpoint is as it was.",
+                    hint="Something else deletes in the backup, or its path is another directory "
+                    "on another node.",
                 )
 
     def _look_at(self, saved: Saved) -> tuple[dict[int, Place], list[Order]]:

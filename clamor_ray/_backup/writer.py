@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from clamor_ray import errors
 from clamor_ray._backup.directory import Directory
+from clamor_ray._protocol.cause import cause_of
 
 LOCK: Final = "writer.lock"
 OBJECT: Final = "writer.json"
@@ -166,7 +167,7 @@ def writing(directory: Directory) -> Iterator[Writer]:
         fd = os.open(f"{directory.path}/{LOCK}", flags, 0o600)
     except OSError as error:
         raise errors.StorageError(
-            f"{directory.name_of(LOCK)} cannot be opened: {error}."
+            f"{directory.name_of(LOCK)} cannot be opened: {cause_of(error)}."
         ) from error
     try:
         try:
@@ -174,6 +175,11 @@ def writing(directory: Directory) -> Iterator[Writer]:
         except BlockingIOError:
             by = os.pread(fd, 100, 0).decode(errors="replace").strip()
             raise _in_use(directory, by or "Another process") from None
+        except OSError as error:
+            raise errors.StorageError(
+                f"{directory.name_of(LOCK)} cannot be locked: {cause_of(error)}.",
+                hint="Its file system has no locks (flock): use another one, or an object store.",
+            ) from error
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"Process {os.getpid()} of {socket.gethostname()}\n".encode(), 0)
         yield Writer(None)
