@@ -85,6 +85,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> PageServer:
         _engine=Engine(),
         _core=SimpleNamespace(close=lambda: None, n_watching=0),
         _moved_homes=SimpleNamespace(close=lambda: None),
+        _file_reads=SimpleNamespace(close=lambda: None),
         _away=SimpleNamespace(close=lambda: None),
         _on_loop=lambda _: None,
         _pinned={},
