@@ -190,7 +190,7 @@ class Graph:
         if key not in self._saved:
             at = ref._with(state, frozen=True)
             at._anchors = None  # what keeps it is the variable that it is in, or a name
-            self._saved[key] = Saved(at, known, is_old, ())  # its names: `add_named`
+            self._saved[key] = Saved(ref=at, known=known, is_old=is_old)  # its names: `add_named`
         return key
 
     def _check_kept(self, ref: GlobalRef[Any], holder: str) -> None:
