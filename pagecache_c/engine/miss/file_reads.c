@@ -250,7 +250,8 @@ PC_API int pc_engine_file_fill(pc_engine *engine, uint64_t id, const void *bytes
     rc = insert(engine, read, read->run.first_block, n, bytes);
     pthread_mutex_lock(&files->lock);
     read->busy = false;
-    read->give_up_ns = pc__now_ns() + engine->fault_timeout_ns; /* it gets on */
+    if (n)
+        read->give_up_ns = pc__now_ns() + engine->fault_timeout_ns; /* it gets on */
     if (!rc) {
         read->run.first_block += n;
         read->run.n_blocks -= n;
