@@ -7,8 +7,9 @@
  * name, and the index is memory (80 bytes a slot, so 1.3 MiB for each GiB of the file).
  *
  * An eviction copies the chunk and goes on. It never waits for the disk: where too much is on its way there, what
- * is evicted is not kept. Threads write and read (core/disk_jobs.c), past the page cache (O_DIRECT), which would take the memory that an eviction was to free. Where the file system has none of that, what was
- * written is dropped from the page cache.
+ * is evicted is not kept. Threads write and read (core/disk_jobs.c), past the page cache (O_DIRECT), which would
+ * take the memory that an eviction was to free. Where the file system has none of that, what was written is
+ * dropped from the page cache.
  *
  * A reader looks up a slot (disk_slots.c), reads it without a lock, and looks again: its sequence says whether it
  * had something else meanwhile. A disk that fails is not used any more, and nobody notices but by speed: homes have

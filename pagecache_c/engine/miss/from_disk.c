@@ -12,13 +12,14 @@
 #include "engine/core/core.h"
 #include "engine/miss/miss.h"
 
+#include <sched.h>
 #include <stdlib.h>
 
 #define OTHER_EVERY 64u /* requests of a size: the slower one is asked */
 #define AGE 8u          /* a sample counts as one of so many */
 static_assert((int)PC__SIZE_CLASSES == PC__RTT_CLASSES, "the same classes");
 
-enum claim { FREE, CLAIMED, GONE };
+enum claim { FREE, CLAIMED, LEAVING, GONE };
 
 struct from_disk {
     struct pc__disk_job job;
@@ -75,10 +76,17 @@ static void ask_again_here(struct pc__loop *loop, struct pc__mail *mail)
     ask_again(loop, mail->pointer);
 }
 
+/* By the thread. False: it is gone. Who is about to leave it may have to give it back, for want of memory. */
 static bool claim(struct from_disk *from)
 {
-    int expected = FREE;
-    return atomic_compare_exchange_strong(&from->claim, &expected, CLAIMED);
+    int found = FREE;
+    while (!atomic_compare_exchange_strong(&from->claim, &found, CLAIMED)) {
+        if (found == GONE)
+            return false;
+        found = FREE;
+        (void)sched_yield();
+    }
+    return true;
 }
 
 /* The disk is late. */
@@ -86,7 +94,8 @@ static bool leave(struct pc__disk_job *job)
 {
     struct from_disk *from = pc__of(job, struct from_disk, job);
     const struct pc__mail mail = {.run = ask_again_here, .pointer = from->fetch};
-    if (!claim(from))
+    int expected = FREE;
+    if (!atomic_compare_exchange_strong(&from->claim, &expected, LEAVING))
         return false;
     const bool is_left = !pc__loop_post(from->loop, &mail);
     if (is_left)

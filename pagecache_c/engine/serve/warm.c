@@ -4,7 +4,6 @@
  * by that they are in the page cache. Then the loop puts the answer together as any other. What went wrong it
  * finds then.
  */
-#include "common/disk_file.h"
 #include "engine/core/core.h"
 #include "engine/serve/serve.h"
 #include "engine/store/store.h"
