@@ -13,15 +13,12 @@ Each is 1 where the disk is slower than the link: then it is not asked. Needs ro
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import statistics
-import sys
 from typing import Any
 
 from bench.drivers.disk_cache_driver import Options
 from bench.support import common
-from bench.support.common import emit, note
+from bench.support.namespaces import runs_of
 
 
 def figures(runs: list[dict[str, Any]]) -> dict[str, float]:
@@ -54,33 +51,6 @@ def main(arguments: list[str]) -> int:
         passes=given.passes or (2 if given.small else 5),
         touches=given.touches or (400 if given.small else 4000),
     )
-
-    import clamor_ray as clamor
-    from tests.support.lab import lab_unavailable, netns_cluster
-
-    if reason := lab_unavailable("netns"):
-        raise SystemExit(f"bench: disk_cache cannot run here: {reason}")
-    environment = common.environment(library=clamor.__version__, bench="disk_cache")
-    note("starting two hosts")
-    runs: list[dict[str, Any]] = []
-    command = [sys.executable, "-m", "bench.drivers.disk_cache_driver"]
-    command.append(json.dumps(dataclasses.asdict(options)))
-    with (
-        netns_cluster(2, num_cpus=2, object_store_memory=160 << 20, rate=given.rate) as lab,
-        lab.start(command) as driver,
-    ):
-        for line in driver.stdout:
-            if not line.startswith("{"):  # Ray prints there too
-                sys.stderr.write(line)
-                continue
-            found = json.loads(line)
-            if "trap" in found:
-                environment["environment"].update(trap=found["trap"], rate=given.rate)
-                emit(environment)
-                continue
-            emit(found)
-            runs.append(found)
-        if driver.wait() != 0:
-            raise SystemExit("bench: the driver ended with an error")
-    common.summary(figures(runs))
+    driver = "bench.drivers.disk_cache_driver"
+    common.summary(figures(runs_of("disk_cache", driver, options, 2, given.rate)))
     return 0

@@ -15,15 +15,12 @@ Needs root.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import statistics
-import sys
 from typing import Any
 
 from bench.drivers.spread_driver import Options
 from bench.support import common
-from bench.support.common import emit, note
+from bench.support.namespaces import runs_of
 
 
 def median_s(runs: list[dict[str, Any]], run: str, home: str) -> float:
@@ -57,35 +54,6 @@ def main(arguments: list[str]) -> int:
         commits=given.commits or (5 if given.small else 40),
         repetitions=given.repetitions or (1 if given.small else 3),
     )
-
-    import clamor_ray as clamor
-    from tests.support.lab import lab_unavailable, netns_cluster
-
-    if reason := lab_unavailable("netns"):
-        raise SystemExit(f"bench: spread cannot run here: {reason}")
-    environment = common.environment(library=clamor.__version__, bench="spread")
-    note(f"starting {options.hosts} hosts")
-    runs: list[dict[str, Any]] = []
-    command = [sys.executable, "-m", "bench.drivers.spread_driver"]
-    command.append(json.dumps(dataclasses.asdict(options)))
-    with (
-        netns_cluster(
-            options.hosts, num_cpus=2, object_store_memory=160 << 20, rate=given.rate
-        ) as lab,
-        lab.start(command) as driver,
-    ):
-        for line in driver.stdout:
-            if not line.startswith("{"):  # Ray prints there too
-                sys.stderr.write(line)
-                continue
-            found = json.loads(line)
-            if "trap" in found:
-                environment["environment"].update(trap=found["trap"], rate=given.rate)
-                emit(environment)
-                continue
-            emit(found)
-            runs.append(found)
-        if driver.wait() != 0:
-            raise SystemExit("bench: the driver ended with an error")
-    common.summary(figures(runs))
+    driver = "bench.drivers.spread_driver"
+    common.summary(figures(runs_of("spread", driver, options, options.hosts, given.rate)))
     return 0
