@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
 import statistics
 import sys
@@ -42,6 +41,7 @@ from bench.peers import peer as _peer
 from bench.support import common
 from bench.support import stream as _stream
 from bench.support.common import emit, note
+from bench.support.namespaces import records_of
 
 SIZES = (8 << 10, 1 << 20, 64 << 20, 256 << 20)
 MEMBERS = (2, 4, 8)
@@ -217,15 +217,9 @@ def on_hosts(options: argparse.Namespace) -> list[dict[str, Any]]:
         emit({"rate": options.rate, "stream_bytes_per_s": stream})
         command = [sys.executable, "-m", "bench.drivers.allreduce_driver", of_driver.to_json()]
         with lab.start(command) as driver:
-            for line in driver.stdout:
-                if line.startswith("{"):  # Ray prints there too
-                    record = json.loads(line)
-                    emit(record)
-                    records.append(record)
-                else:
-                    sys.stderr.write(line)
-            if driver.wait() != 0:
-                raise SystemExit("bench: the driver in the namespace ended with an error")
+            for record in records_of(driver, "allreduce"):
+                emit(record)
+                records.append(record)
     return records
 
 

@@ -31,6 +31,7 @@ from bench.drivers.drain_driver import Options
 from bench.support import common
 from bench.support import stream as _stream
 from bench.support.common import emit, note
+from bench.support.namespaces import records_of
 
 HOSTS, SMALL_HOSTS = 4, 3
 STREAM_MIB, SMALL_STREAM_MIB = 64, 8
@@ -98,16 +99,12 @@ def main(arguments: list[str]) -> int:
         rate = link_rate(lab, SMALL_STREAM_MIB if small else STREAM_MIB)
         fields = json.dumps(dataclasses.asdict(options))
         with lab.start([sys.executable, "-m", "bench.drivers.drain_driver", fields]) as driver:
-            for line in driver.stdout or ():
-                if not line.startswith("{"):  # Ray prints there too
-                    sys.stderr.write(line)
-                elif "trap" in (record := json.loads(line)):
+            for record in records_of(driver, "drain"):
+                if "trap" in record:
                     environment["environment"].update(record)
                     emit(environment)
                 else:
                     run = {**record, "link_bytes_per_s": rate}
                     emit(run)
-            if driver.wait() != 0:
-                raise SystemExit("bench: the driver of drain ended with an error")
     common.summary(figures(run, rate))
     return 0

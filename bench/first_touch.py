@@ -38,6 +38,7 @@ from typing import Any
 from bench.drivers.first_touch_driver import Options, cases
 from bench.support import common
 from bench.support.common import emit
+from bench.support.namespaces import records_of
 
 MOST_SHARE = 0.1
 RATE = "1gbit"
@@ -116,13 +117,7 @@ def on_link(options: Options) -> Iterator[dict[str, Any]]:
         ) as lab,
         lab.start(command) as driver,
     ):
-        for line in driver.stdout or ():
-            if line.startswith("{"):  # Ray prints there too
-                yield json.loads(line)
-            else:
-                sys.stderr.write(line)
-        if driver.wait() != 0:
-            raise SystemExit("bench: the driver of first_touch ended with an error")
+        yield from records_of(driver, "first_touch")
 
 
 def _numbers(text: str) -> list[float]:

@@ -38,6 +38,7 @@ from bench.drivers.hot_driver import RECORD_BYTES, Options
 from bench.support import common
 from bench.support import stream as _stream
 from bench.support.common import emit, note
+from bench.support.namespaces import records_of, with_links
 
 HOSTS = (2, 4, 8)
 MODES = ("p2c", "random", "off")
@@ -76,12 +77,6 @@ def ideal_s(run: dict[str, Any], link_bytes_per_s: float) -> dict[str, float]:
     }
 
 
-def links(lab: Any) -> list[tuple[int, int]]:
-    """What each host's link has carried out and in so far, bytes with all headers."""
-    hosts = range(len(lab.namespaces))
-    return [(lab.sent_bytes(host), lab.received_bytes(host)) for host in hosts]
-
-
 def session_runs(lab: Any, options: Options) -> Iterator[dict[str, Any]]:
     """Lines of one replication mode, from a driver of its own: the session, then its runs."""
     command = [
@@ -90,20 +85,8 @@ def session_runs(lab: Any, options: Options) -> Iterator[dict[str, Any]]:
         "bench.drivers.hot_driver",
         json.dumps(dataclasses.asdict(options)),
     ]
-    crossed = links(lab)
     with lab.start(command, environment={"CLAMOR_REPLICATION": options.replication}) as driver:
-        for line in driver.stdout:
-            if line.startswith("{"):  # Ray prints there too
-                before, crossed = crossed, links(lab)
-                grown = [
-                    [end - start for start, end in zip(*host, strict=True)]
-                    for host in zip(before, crossed, strict=True)
-                ]
-                yield {**json.loads(line), "link_out_in": grown}
-            else:
-                sys.stderr.write(line)
-        if driver.wait() != 0:
-            raise SystemExit(f"bench: the driver of {options.replication} ended with an error")
+        yield from with_links(lab, records_of(driver, f"hot_pages ({options.replication})"))
 
 
 def median_s(runs: list[dict[str, Any]], replication: str, hosts: int) -> float:

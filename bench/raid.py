@@ -37,6 +37,7 @@ from typing import Any, Literal
 from bench.drivers.raid_driver import Options
 from bench.support import common, raid_parity
 from bench.support.common import emit, note
+from bench.support.namespaces import records_of
 
 HOSTS, FEW_HOSTS = 5, 3
 CACHE_SHARE = 0.2
@@ -133,11 +134,7 @@ def run(
     """
     runs: list[dict[str, Any]] = []
     with session(options, rate) as (lab, driver):
-        for line in driver.stdout:
-            if not line.startswith("{"):  # Ray prints there too
-                sys.stderr.write(line)
-                continue
-            found = json.loads(line)
+        for found in records_of(driver, "raid"):
             if "kill_after_s" in found:
                 kill(lab, found["kill_after_s"], driver)
             elif "trap" not in found:
@@ -146,8 +143,6 @@ def run(
             elif environment is not None:
                 environment["environment"].update(found)
                 emit(environment)
-        if driver.wait() != 0:
-            raise SystemExit("bench: the driver of raid ended with an error")
     return runs
 
 

@@ -38,9 +38,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.drivers.sparse_driver import Case
-from bench.hot_pages import link_rates, links
+from bench.hot_pages import link_rates
 from bench.support import common
 from bench.support.common import emit, note
+from bench.support.namespaces import records_of, with_links
 
 EVEN_VALUES_PER_ROW = 1 / 1.25
 
@@ -66,20 +67,8 @@ def cases_of(names: Sequence[str], rows: int, iterations: int, rounds: int) -> l
 def driver_lines(lab: Any, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
     """What the driver says, each line with what the links carried since the one before."""
     asked = json.dumps([dataclasses.asdict(case) for case in cases])
-    crossed = links(lab)
     with lab.start([sys.executable, "-m", "bench.drivers.sparse_driver", asked]) as driver:
-        for line in driver.stdout:
-            if line.startswith("{"):  # Ray prints there too
-                before, crossed = crossed, links(lab)
-                grown = [
-                    [end - start for start, end in zip(*node, strict=True)]
-                    for node in zip(before, crossed, strict=True)
-                ]
-                yield {**json.loads(line), "link_out_in": grown}
-            else:
-                sys.stderr.write(line)
-        if driver.wait() != 0:
-            raise SystemExit("bench: the driver ended with an error")
+        yield from with_links(lab, records_of(driver, "sparse_lr"))
 
 
 def figures(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
