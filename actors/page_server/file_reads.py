@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from clamor_ray import errors
 from clamor_ray._files.reader import Ranges, open_ranges, read_region
@@ -21,6 +25,7 @@ from clamor_ray._files.spec import FileSpec
 from clamor_ray._labels import label
 from clamor_ray._native import client as _native
 from clamor_ray._objects.layout import BLOCK_BYTES
+from clamor_ray._protocol import names
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.source import Source
 
@@ -31,6 +36,7 @@ BULK_AT_ONCE: Final = 48  # of those: a store that hangs must not keep those who
 ELSEWHERE_AT_ONCE: Final = 8  # of those that another node is asked for
 FOR_OTHERS_AT_ONCE: Final = 8  # it has other things to do, and few threads
 BUSY_PAUSE_S: Final = 0.05
+READ_FILE_S: Final = 30.0  # of another node
 PART_BYTES: Final = 1 << 20  # of a range: who waits for its first part need not wait for its last
 MOST_KNOWN: Final = 1024  # files
 CODES: Final = {
@@ -178,3 +184,34 @@ class FileReads:
                 if len(self._known) > MOST_KNOWN:
                     del self._known[next(iter(self._known))]
         return found
+
+
+def read_at_node(job_scope: str, node_id: str, region: int, offset: int, n_bytes: int) -> bytes:
+    """Bytes of a region's file from the page server of another node, which may be busy.
+
+    Raises:
+        FileReadError: It does not give them.
+        What it raises.
+    """
+    name = names.page_server_name(job_scope, node_id)
+    try:
+        server = ray.get_actor(name, namespace=names.NAMESPACE)
+        until_s = time.monotonic() + READ_FILE_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            try:
+                read = server.read_file.remote(region, offset, n_bytes)
+                return bytes(ray.get(read, timeout=left_s))
+            except RayTaskError as failure:
+                if not isinstance(failure.cause, errors.WaitTimeoutError):
+                    raise
+            time.sleep(BUSY_PAUSE_S)
+        raise GetTimeoutError("it reads for others")
+    except RayTaskError as failure:
+        if isinstance(failure.cause, errors.ClamorError):
+            raise failure.cause from None
+        raise
+    except (GetTimeoutError, RayError, ValueError) as failure:
+        raise errors.FileReadError(
+            f"The file of {label(region)} is on node {node_id}, whose page server does not "
+            f"give it: {type(failure).__name__}."
+        ) from failure

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 import uvloop
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError
 
 from clamor_ray import errors
 from clamor_ray._labels import label
@@ -62,11 +62,21 @@ from clamor_ray.actors.lost_homes.repairs import Staged
 from clamor_ray.actors.page_server import keepers, registry_end
 from clamor_ray.actors.page_server.away import AwayWatch, old_homes
 from clamor_ray.actors.page_server.engine_like import Settings
-from clamor_ray.actors.page_server.file_reads import BUSY_PAUSE_S, FileReads
+from clamor_ray.actors.page_server.file_reads import FileReads, read_at_node
 from clamor_ray.actors.page_server.moved_homes import MovedHomes
-from clamor_ray.actors.page_server.rebuilt_homes import FETCH_OBJECT_S, RebuiltHomes
+from clamor_ray.actors.page_server.rebuilt_homes import (
+    FETCH_OBJECT_S,
+    RebuiltHomes,
+    layer_error,
+)
 from clamor_ray.actors.page_server.registry_resolver import RegistryResolver
-from clamor_ray.actors.page_server.room import node_room
+from clamor_ray.actors.page_server.room import (
+    NoDirectory,
+    cache_disk_bytes,
+    disk_directory,
+    node_room,
+    was_restarted,
+)
 from clamor_ray.actors.page_server.server_core import ServerCore
 from clamor_ray.actors.process import (
     descriptors,
@@ -90,81 +100,8 @@ BROUGHT_OBJECT_S = 0.1  # of an object that is on this node already
 PULL_S = 600.0
 NO_KEEPER = "its process and its keeper died together, and with them what only they held"
 PUBLISH_S = 60.0
-READ_FILE_S = 30.0
 
 _T = TypeVar("_T")
-
-
-def layer_error(
-    code: int, commit_id: int, region: int, from_server: int, home: int
-) -> errors.ClamorError:
-    """Why a home could not fetch a layer. One that is gone is no loss of the region: the writer, if
-    it lives, has its blocks and stages them again. A shortage is the home's."""
-    if code == _native.PC_ERR_TIMEOUT:
-        return errors.WaitTimeoutError(
-            f"The home of {label(region)} did not take the blocks of commit {commit_id:#x} in "
-            f"time: page server {from_server:#x}, where they were staged, does not give them, or "
-            "the keeper of the home's node takes nothing. The home's log says which.",
-            code=code,
-            hint="Nothing is lost: commit again.",
-        )
-    if code != _native.PC_ERR_HOME_LOST:
-        limit = {
-            _native.PC_ERR_DESCRIPTORS: "its limit is RLIMIT_NOFILE",
-            _native.PC_ERR_NO_SPACE: "the disk of its CLAMOR_SPILL_DIR",
-        }.get(code, "")
-        staged_at = None if limit or code == _native.PC_ERR_NO_MEMORY else f"{from_server:#x}"
-        where = {"page_server": f"{home:#x}", "staged_at": staged_at}
-        return _native.error_for(code, limit, region=region, **where)
-    return errors.CommitAbortedError(
-        f"The blocks that commit {commit_id:#x} changes of {label(region)} are gone: page server "
-        f"{from_server:#x}, where they were staged, ended together with its keeper.",
-        code=code,
-    )
-
-
-class _NoDirectory(errors.ServerUnavailableError):
-    """What does not fit into memory has no place to go."""
-
-
-def _was_restarted() -> bool:
-    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
-
-
-def _directory(setting: str, said: str) -> str:
-    """Files there have no names: nothing is left of them whatever happens.
-
-    A server that was restarted goes on without: what is on the disk it can still read (a disk that
-    fails is often mounted read-only), and what would be written there is refused.
-    """
-    directory = said or str(session_directory())
-    if not os.access(directory, os.W_OK | os.X_OK):
-        if _was_restarted():
-            logger.error("the directory of %s, %s, cannot be written any more", setting, directory)
-            return directory
-        raise _NoDirectory(
-            f"The directory of {setting}, {directory}, does not exist or cannot be written.",
-            hint=f"Set {setting} to one that every node has.",
-        )
-    return directory
-
-
-def _cache_disk_bytes(n_bytes: int, directory: str) -> int:
-    """What the cache on disk may have. A server that was restarted goes on without."""
-    if not n_bytes:
-        return 0
-    try:
-        _native.check_cache_disk(directory, n_bytes)
-    except errors.ClamorError as error:
-        if _was_restarted():
-            logger.error("there is no cache on disk any more: %s", error)
-            return 0
-        raise _NoDirectory(
-            f"This node can have no cache of {n_bytes} bytes on disk: {error}",
-            hint="Set CLAMOR_SPILL_DIR to a directory on a disk that every node has, or "
-            "cache_disk_bytes (CLAMOR_CACHE_DISK_BYTES) to another number; 0 is none.",
-        ) from error
-    return n_bytes
 
 
 class PageServer:
@@ -209,12 +146,12 @@ class PageServer:
         if not isinstance(cause, errors.ClamorError):
             text = f"The page server of node {self._node_id} cannot start: {cause!r}"
             cause = errors.ServerUnavailableError(text)
-        is_final = isinstance(cause, (*starting.FINAL, _NoDirectory))
+        is_final = isinstance(cause, (*starting.FINAL, NoDirectory))
         with contextlib.suppress(RayError):  # what it says is for a person: the log has it too
             told = self._registry.start_failed.remote(self._node_id, cause, is_final=is_final)
             ray.wait([told], timeout=CALL_S)
         # One that has served before has memory at its keeper: it is not given up.
-        if is_final and not _was_restarted():
+        if is_final and not was_restarted():
             self._end_keepers(config)
             raise failure
 
@@ -280,7 +217,7 @@ class PageServer:
                 lambda region: self._ask("file_of", region, timeout_s=config.fault_timeout_s),
                 node_id,
             ),
-            lambda *where: self._read_at_node(config.job_scope, *where),
+            lambda *where: read_at_node(config.job_scope, *where),
         )
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="clamor-loop", daemon=True).start()
@@ -334,7 +271,7 @@ class PageServer:
             HomeLostError: The keeper had only a part, and was told to leave.
             What the engine raises.
         """
-        disk_directory = _directory(
+        on_disk = disk_directory(
             "CLAMOR_SPILL_DIR", config.spill_directory or config.history_directory
         )
         try:
@@ -349,10 +286,10 @@ class PageServer:
                 stage_timeout_s=config.stage_timeout_s,
                 history_bytes=config.history_bytes,
                 history_disk_bytes=config.history_disk_bytes,
-                history_directory=_directory("CLAMOR_HISTORY_DIR", config.history_directory),
-                disk_directory=disk_directory,
+                history_directory=disk_directory("CLAMOR_HISTORY_DIR", config.history_directory),
+                disk_directory=on_disk,
                 cache_bytes=self._cache_bytes,
-                cache_disk_bytes=_cache_disk_bytes(config.cache_disk_bytes, disk_directory),
+                cache_disk_bytes=cache_disk_bytes(config.cache_disk_bytes, on_disk),
                 cache_policy=config.cache_policy,
                 replication=config.replication,
                 floors=floors,
@@ -650,33 +587,6 @@ class PageServer:
     def read_file(self, region: int, offset: int, n_bytes: int) -> bytes:
         """See ``FileReads.read_for_others``."""
         return self._file_reads.read_for_others(region, offset, n_bytes)
-
-    @staticmethod
-    def _read_at_node(
-        job_scope: str, node_id: str, region: int, offset: int, n_bytes: int
-    ) -> bytes:
-        name = names.page_server_name(job_scope, node_id)
-        try:
-            server = ray.get_actor(name, namespace=names.NAMESPACE)
-            until_s = time.monotonic() + READ_FILE_S
-            while (left_s := until_s - time.monotonic()) > 0:
-                try:
-                    read = server.read_file.remote(region, offset, n_bytes)
-                    return bytes(ray.get(read, timeout=left_s))
-                except RayTaskError as failure:
-                    if not isinstance(failure.cause, errors.WaitTimeoutError):
-                        raise
-                time.sleep(BUSY_PAUSE_S)
-            raise GetTimeoutError("it reads for others")
-        except RayTaskError as failure:
-            if isinstance(failure.cause, errors.ClamorError):
-                raise failure.cause from None
-            raise
-        except (GetTimeoutError, RayError, ValueError) as failure:
-            raise errors.FileReadError(
-                f"The file of {label(region)} is on node {node_id}, whose page server does not "
-                f"give it: {type(failure).__name__}."
-            ) from failure
 
     # -- Ray objects
 

@@ -41,6 +41,34 @@ class Pull(Protocol):
     def __call__(self, commit_id: int, region: int, from_server: int, layer_bytes: int) -> None: ...
 
 
+def layer_error(
+    code: int, commit_id: int, region: int, from_server: int, home: int
+) -> errors.ClamorError:
+    """Why a home could not fetch a layer. One that is gone is no loss of the region: the writer, if
+    it lives, has its blocks and stages them again. A shortage is the home's."""
+    if code == _native.PC_ERR_TIMEOUT:
+        return errors.WaitTimeoutError(
+            f"The home of {label(region)} did not take the blocks of commit {commit_id:#x} in "
+            f"time: page server {from_server:#x}, where they were staged, does not give them, or "
+            "the keeper of the home's node takes nothing. The home's log says which.",
+            code=code,
+            hint="Nothing is lost: commit again.",
+        )
+    if code != _native.PC_ERR_HOME_LOST:
+        limit = {
+            _native.PC_ERR_DESCRIPTORS: "its limit is RLIMIT_NOFILE",
+            _native.PC_ERR_NO_SPACE: "the disk of its CLAMOR_SPILL_DIR",
+        }.get(code, "")
+        staged_at = None if limit or code == _native.PC_ERR_NO_MEMORY else f"{from_server:#x}"
+        where = {"page_server": f"{home:#x}", "staged_at": staged_at}
+        return _native.error_for(code, limit, region=region, **where)
+    return errors.CommitAbortedError(
+        f"The blocks that commit {commit_id:#x} changes of {label(region)} are gone: page server "
+        f"{from_server:#x}, where they were staged, ended together with its keeper.",
+        code=code,
+    )
+
+
 class RebuiltHomes:
     """See the file's head.
 

@@ -21,7 +21,7 @@ from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.committed import Limits
 from clamor_ray.actors.commits.held_commits import HeldCommits
 from clamor_ray.actors.commits.journal import Journal
-from clamor_ray.actors.page_server.page_server import layer_error
+from clamor_ray.actors.page_server.rebuilt_homes import layer_error
 
 HERE, THERE, ELSEWHERE = 0xA, 0xB, 0xC
 

@@ -22,7 +22,8 @@ from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import ServerConfig
 from clamor_ray.actors.page_server import keepers, page_server
 from clamor_ray.actors.page_server.keepers import find_keeper
-from clamor_ray.actors.page_server.page_server import PageServer, layer_error
+from clamor_ray.actors.page_server.page_server import PageServer
+from clamor_ray.actors.page_server.rebuilt_homes import layer_error
 from clamor_ray.actors.process import keeper_process, socket_directory
 
 START_S = 20.0

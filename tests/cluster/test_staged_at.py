@@ -17,7 +17,7 @@ from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
-from clamor_ray.actors.page_server.page_server import layer_error
+from clamor_ray.actors.page_server.rebuilt_homes import layer_error
 from clamor_ray.actors.registry.registry_core import RegistryCore
 from clamor_ray.actors.registry.versions import Versions
 from tests.support.rebuild_rig import Servers

@@ -93,7 +93,7 @@ CODES = {
     ("actors/page_server/server_core.py", "ServerCore._find_home"): 1,
     ("actors/page_server/server_core.py", "ServerCore.region_lost"): 1,
     ("actors/page_server/server_core.py", "ServerCore._lose"): 1,
-    ("actors/page_server/page_server.py", "layer_error"): 1,  # compares
+    ("actors/page_server/rebuilt_homes.py", "layer_error"): 1,  # compares
     ("actors/page_server/rebuilt_homes.py", "RebuiltHomes.drop"): 1,
 }
 
