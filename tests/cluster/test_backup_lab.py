@@ -542,7 +542,10 @@ def test_killed_in_the_midst(three: LocalCluster, tmp_path: Path) -> None:
         go_on(process)
         # A node writes two files at a time, and a task that is ended deletes its own: one more
         # than these is whole, and stays.
+        deadline_s = time.monotonic() + ANSWER_S
         while len(data_files(tmp_path)) < 1 + 2 + 1:
+            assert process.poll() is None
+            assert time.monotonic() < deadline_s
             time.sleep(0.005)
         process.send_signal(signal.SIGSTOP)
         # Nobody else writes meanwhile.
