@@ -22,11 +22,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
-import numpy as np
 import ray
 import uvloop
 from ray.exceptions import GetTimeoutError, RayError
@@ -34,7 +32,6 @@ from ray.exceptions import GetTimeoutError, RayError
 from clamor_ray import errors
 from clamor_ray._labels import label
 from clamor_ray._native import client as _native
-from clamor_ray._objects.layout import Pickled, take_apart
 from clamor_ray._objects.memory import (
     COMMIT_HINT,
     cache_budget,
@@ -57,18 +54,14 @@ from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.ray_state import GONE
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
-from clamor_ray.actors.lost_homes import shared_objects
 from clamor_ray.actors.lost_homes.repairs import Staged
-from clamor_ray.actors.page_server import keepers, registry_end
+from clamor_ray.actors.page_server import keepers
 from clamor_ray.actors.page_server.away import AwayWatch, old_homes
 from clamor_ray.actors.page_server.engine_like import Settings
 from clamor_ray.actors.page_server.file_reads import FileReads, read_at_node
 from clamor_ray.actors.page_server.moved_homes import MovedHomes
-from clamor_ray.actors.page_server.rebuilt_homes import (
-    FETCH_OBJECT_S,
-    RebuiltHomes,
-    layer_error,
-)
+from clamor_ray.actors.page_server.pinned_objects import PinnedObjects
+from clamor_ray.actors.page_server.rebuilt_homes import RebuiltHomes, layer_error
 from clamor_ray.actors.page_server.registry_resolver import RegistryResolver
 from clamor_ray.actors.page_server.room import (
     NoDirectory,
@@ -82,6 +75,7 @@ from clamor_ray.actors.process import (
     descriptors,
     keeper_process,
     oom_score,
+    registry_end,
     socket_directory,
     starting,
 )
@@ -96,7 +90,6 @@ MOST_LIVES = 64  # of a node, that are looked for when nobody says which one is 
 LOOP_S = 10.0
 START_LOOP_S = 60.0
 RENEWING_S = 8.0  # less than the registry waits for a server to stop
-BROUGHT_OBJECT_S = 0.1  # of an object that is on this node already
 PULL_S = 600.0
 NO_KEEPER = "its process and its keeper died together, and with them what only they held"
 PUBLISH_S = 60.0
@@ -117,9 +110,6 @@ class PageServer:
         throttle("clamor_ray.page_server")
         self._registry = registry
         self._node_id = node_id
-        self._pinned: dict[int, Any] = {}  # what serves a region
-        self._pinning: dict[int, Future[Pinned]] = {}  # by request
-        self._lock = threading.Lock()
         self._renewing = threading.Lock()  # a keeper is being started in place of another
         self._info: ServerInfo | None = None
         self._stopped = False
@@ -211,6 +201,7 @@ class PageServer:
         floors = registry.floors_at(server_id)
         self._engine = self._take_back(config, name, server_id, floors)
         self._held_keepers.release()
+        self._pins = PinnedObjects(self._engine, self._registry, node_id)
         self._file_reads = FileReads(
             *(
                 self._engine,
@@ -237,13 +228,13 @@ class PageServer:
         self._moved_homes = MovedHomes(
             *(self._engine, self.pull),
             lambda region: self._ask("lookup", region, timeout_s=CALL_S),
-            *(self.rehome, self._unpin),
+            *(self.rehome, self._pins.unpin),
         )
         self._rebuilt_homes = RebuiltHomes(
             *(self._engine, self._core.versions.keep, self._on_loop, self.pull),
             self._moved_homes.adopt,
         )
-        self._pin_all_again(registry.shared_at(server_id), config.fault_timeout_s / 2)
+        self._pins.pin_all_again(registry.shared_at(server_id), config.fault_timeout_s / 2)
         port = self._on_loop(self._core.start(host, 0, names.news_socket(name)), START_LOOP_S)
         info = ServerInfo(
             server_id=server_id,
@@ -361,7 +352,7 @@ class PageServer:
 
     def room(self) -> NodeRoom:
         """See ``node_room``."""
-        return node_room(self._engine, self._pinned)
+        return node_room(self._engine, self._pins.regions)
 
     def region_stats(self) -> tuple[dict[str, int], ...]:
         """One entry per region known here, by the names of ``struct pc_region_stats``."""
@@ -406,7 +397,7 @@ class PageServer:
         answers = self._on_loop(tell())
         for (region, force, _, alone), leased in zip(orders, answers, strict=True):
             if leased is not None and (force or (alone and not leased)):
-                self._unpin(region)
+                self._pins.unpin(region)
         return pack(*answers)
 
     def _retire(
@@ -579,7 +570,7 @@ class PageServer:
         self._moved_homes.told(record)
         if self._engine.server_id in record.homes:  # the home before is told next, or commits go on
             self._engine.wait_for_keeper()
-        elif record.region in self._pinned:
+        elif record.region in self._pins.regions:
             self._moved_homes.left(record.region)
 
     # -- files
@@ -590,117 +581,9 @@ class PageServer:
 
     # -- Ray objects
 
-    def _unpin(self, region: int) -> None:
-        with self._lock:
-            if self._pinned.pop(region, None) is None:
-                return  # no Ray object: none of the requests made it
-            for request_id, pinned in list(self._pinning.items()):
-                done = pinned.done() and not pinned.exception()
-                if done and pinned.result().record.region == region:
-                    del self._pinning[request_id]
-
     def pin(self, object_refs: list[Any], request_id: int = 0) -> Pinned:
-        """Makes a Ray object of this node's store a region; serving it copies no large buffer.
-
-        The object stays pinned until the region is freed and dropped.
-
-        Args:
-            object_refs: A list of one ObjectRef.
-            request_id: The same one gets the same answer again; 0: none.
-
-        Returns:
-            The sealed region, and what lies where in it.
-
-        Raises:
-            UnpicklableError: The object has no protocol-5 form.
-            Whatever the object is, where it is an error.
-        """
-        if not request_id:
-            return self._pin(object_refs, 0)
-        return self._once(request_id, lambda: self._pin(object_refs, request_id))
-
-    def _once(self, request_id: int, work: Callable[[], Pinned]) -> Pinned:
-        with self._lock:
-            told = self._pinning.get(request_id)
-            mine = told is None
-            if told is None:
-                told = self._pinning[request_id] = Future()
-        if mine:
-            try:
-                told.set_result(work())
-            except BaseException as failure:
-                told.set_exception(failure)
-                with self._lock:
-                    del self._pinning[request_id]
-        return told.result(PULL_S)
-
-    def _pin(self, object_refs: list[Any], request_id: int) -> Pinned:
-        pickled = take_apart(ray.get(object_refs[0], timeout=FETCH_OBJECT_S))
-        record: RegionRecord = ray.get(
-            self._registry.create_region.remote(
-                pickled.plan.region_bytes, self._node_id, request_id
-            ),
-            timeout=CALL_S,
-        )
-        try:
-            self._serve_pinned(record, pickled, object_refs)
-            digest = shared_objects.digest_of(pickled)
-            source = shared_objects.source_of(pickled.plan, digest, object_refs[0])
-            ray.get(self._registry.seal.remote(record.region, source), timeout=CALL_S)
-        except BaseException:
-            # Answered by an order to retire it with force, which unpins.
-            ray.get(self._registry.abandon.remote(record.region), timeout=CALL_S)
-            raise
-        return Pinned(record, pickled.plan, digest)
-
-    def _pin_all_again(self, shared: list[tuple[Pinned, list[Any]]], within_s: float) -> None:
-        """After a restart, and before anybody's question is answered: readers of every region wait
-        for it. So all objects are brought at once, and have one deadline."""
-        deadline_s = time.monotonic() + within_s
-        if shared:
-            ray.wait([refs[0] for _, refs in shared], num_returns=len(shared), timeout=within_s)
-        for pinned, object_refs in shared:
-            self._pin_again(
-                pinned, object_refs, max(deadline_s - time.monotonic(), BROUGHT_OBJECT_S)
-            )
-
-    def _pin_again(self, pinned: Pinned, object_refs: list[Any], within_s: float) -> None:
-        """One object that was shared.
-
-        Raises:
-            What is a shortage here: it is no reason to do without the object. But for one of time:
-            other regions need this server, and whoever reads this one has it rebuilt, which waits.
-        """
-        region = pinned.record.region
-        try:
-            pickled = take_apart(ray.get(object_refs[0], timeout=within_s))
-            if shared_objects.digest_of(pickled) != pinned.digest:
-                raise errors.UnpicklableError("The object pickles to a different layout each time.")
-            self._serve_pinned(pinned.record, pickled, object_refs)
-        except Exception as failure:  # any other: the rest goes on, and who reads it has it rebuilt
-            if shared_objects.is_shortage(failure) and not isinstance(failure, GetTimeoutError):
-                raise
-            self._pinned.pop(region, None)
-            logger.error("variable %d cannot be shared again: %r", region, failure)
-
-    def _serve_pinned(self, record: RegionRecord, pickled: Pickled, object_refs: list[Any]) -> None:
-        segments = [
-            _native.Segment(offset, view.nbytes, np.frombuffer(view, np.uint8).ctypes.data)
-            for offset, view in pickled.pieces()
-            if shared_objects.is_in_place(offset, view)
-        ]
-        # The views hold the store's memory; the reference holds the object in the store.
-        self._pinned[record.region] = (object_refs, pickled)
-        fd = self._engine.create_shared(
-            record.region, record.version, record.base_address, record.length_bytes, segments
-        )
-        try:
-            for offset, view in pickled.pieces():
-                if not shared_objects.is_in_place(offset, view):
-                    _native.copy_in(fd, offset, view)
-        finally:
-            os.close(fd)
-        self._engine.seal(record.region)
+        """See ``PinnedObjects.pin``."""
+        return self._pins.pin(object_refs, request_id)
 
     # -- the end
 
@@ -730,10 +613,9 @@ class PageServer:
             but_homes: Neither homes count, nor layers of other nodes; but uses that have begun and
                 ended since this was last asked.
         """
-        with self._lock:
-            n_pinning = sum(not told.done() for told in self._pinning.values())
-        n_pinning += self._engine.new_opens() if but_homes else 0
-        return self._engine.in_use(but_homes) + self._core.n_watching + n_pinning
+        n_new = self._engine.new_opens() if but_homes else 0
+        used = self._engine.in_use(but_homes) + self._core.n_watching + self._pins.n_pinning()
+        return used + n_new
 
     def leave(self) -> int:
         """Ends this server and its keeper where nothing here is in use. The session goes on, and
@@ -786,4 +668,4 @@ class PageServer:
             self._keeper.quit()
         if has_turn:
             self._renewing.release()
-        self._pinned.clear()
+        self._pins.regions.clear()
