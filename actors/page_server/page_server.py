@@ -106,6 +106,8 @@ class PageServer:
         node_id: Ray's hex id of this node.
     """
 
+    _store: StorePart | None = None
+
     def __init__(self, registry: Any, config: ServerConfig, node_id: str) -> None:
         throttle("clamor_ray.page_server")
         self._registry = registry
@@ -152,7 +154,13 @@ class PageServer:
                 keepers.end_keeper(self._keeper_socket(config, server_id))
 
     def _ids(self) -> Iterator[int]:
-        return (server_id_of(self._node_id, life) for life in range(MOST_LIVES))
+        place = self._place or self._node_id
+        return (server_id_of(place, life) for life in range(MOST_LIVES))
+
+    @property
+    def _place(self) -> str:
+        """Whose this server is: its directory of the store, where there is one; else "", its node."""
+        return self._store.directory_id if self._store is not None else ""
 
     def _keeper_socket(self, config: ServerConfig, server_id: int) -> str:
         return names.keeper_socket(config.job_scope, self._node_id, server_id, config.sockets_below)
@@ -177,6 +185,9 @@ class PageServer:
 
     def _start(self, config: ServerConfig, node_id: str) -> None:
         descriptors.make_room()
+        if config.store:
+            noted = session_directory() / f"clamor-{config.job_scope}-{node_id[:16]}-directory"
+            self._store = StorePart(config, noted)
         # Before all that may wait; where this start fails, until the process has ended.
         self._held_keepers = keepers.KeeperHold(
             self._keeper_socket(config, each) for each in self._ids()
@@ -188,14 +199,17 @@ class PageServer:
         socket_directory.prepare(names.socket_directory(config.sockets_below))
         self._cache_bytes = cache_budget(config.cache_bytes, memory_bytes(), node_id)
         registry = RegistryClient(self._ask)
-        server_id, has_served = registry.begin_server(node_id)
+        server_id, has_served = registry.begin_server(node_id, self._place)
         if not has_served:  # the ids before this one are lost for good, with what they held
-            self._end_keepers(config, but=server_id)
+            # Of a store, one that is there may have been given a part.
+            self._end_keepers(config, but=0 if self._store is not None else server_id)
         keeper = keepers.find_keeper(self._keeper_socket(config, server_id), has_served)
         if keeper is None and has_served:
             server_id = registry.renew_server(node_id, server_id, NO_KEEPER)
         self._keeper_name = self._keeper_socket(config, server_id)
         self._keeper = keeper or keepers.start_keeper(self._keeper_name, config.orphan_timeout_s)
+        if keeper is None and self._store is not None:
+            self._open_again(self._store, registry.store_state(server_id))
         name = names.server_socket(config.job_scope, node_id, config.sockets_below)
         # Before the engine takes back what the keeper has: that may drop history for want of room.
         floors = registry.floors_at(server_id)
@@ -224,16 +238,20 @@ class PageServer:
                 target=self._renew_keeper, args=(config,), name="clamor-keeper", daemon=True
             ).start(),
             file_wanted=self._file_reads.wanted,
+            durable_wanted=self._durable_wanted,
         )
         self._moved_homes = MovedHomes(
-            *(self._engine, self.pull),
+            *(self._engine, self._fetch),
             lambda region: self._ask("lookup", region, timeout_s=CALL_S),
             *(self.rehome, self._pins.unpin),
         )
         self._rebuilt_homes = RebuiltHomes(
-            *(self._engine, self._core.versions.keep, self._on_loop, self.pull),
+            *(self._engine, self._core.versions.keep, self._on_loop, self._fetch),
             self._moved_homes.adopt,
         )
+        if self._store is not None:
+            ask_outcome = lambda commit_id: self._ask("outcome", commit_id, timeout_s=CALL_S)
+            self._store.serve(self._engine, ask_outcome)
         self._pins.pin_all_again(registry.shared_at(server_id), config.fault_timeout_s / 2)
         port = self._on_loop(self._core.start(host, 0, names.news_socket(name)), START_LOOP_S)
         info = ServerInfo(
@@ -262,8 +280,13 @@ class PageServer:
             HomeLostError: The keeper had only a part, and was told to leave.
             What the engine raises.
         """
-        on_disk = disk_directory(
-            "CLAMOR_SPILL_DIR", config.spill_directory or config.history_directory
+        store = self._store
+        on_disk = (
+            str(store.path)
+            if store is not None
+            else disk_directory(
+                "CLAMOR_SPILL_DIR", config.spill_directory or config.history_directory
+            )
         )
         try:
             return _native.Engine(
@@ -285,6 +308,8 @@ class PageServer:
                 replication=config.replication,
                 floors=floors,
                 library_version=LIBRARY_VERSION,
+                durable=store is not None,
+                sums_directory=str(store.sums_path) if store is not None else "",
             )
         except errors.HomeLostError:
             self._keeper.quit()
@@ -311,6 +336,31 @@ class PageServer:
                 except Exception as failure:  # any: nobody else would start one
                     logger.error("a keeper cannot be started; again in %g s: %r", pause_s, failure)
             time.sleep(pause_s)
+
+    def _open_again(self, store: StorePart, state: StoreState) -> None:
+        """See ``StorePart.open_again``; where that fails, nothing is left of the keeper."""
+        try:
+            store.open_again(state, self._keeper)
+        except BaseException:
+            self._keeper.quit()
+            raise
+
+    def _durable_wanted(self, region: int, commit_id: int, version: int) -> None:
+        """The engine's question, on the loop: see ``StorePart.keep_whole``."""
+        store = self._store
+        assert store is not None
+
+        def work() -> None:
+            is_kept = False
+            try:
+                store.keep_whole(region, commit_id, version)
+                is_kept = True
+            except errors.ClamorError as failure:  # the engine asks again
+                logger.warning("a commit to %s cannot be applied yet: %s", label(region), failure)
+            with contextlib.suppress(errors.ClamorError):  # it is freed
+                self._engine.layer_durable(region, commit_id, is_kept)
+
+        self._loop.run_in_executor(None, work)
 
     def __repr__(self) -> str:  # must be: see starting
         return f"PageServer({self._node_id[:16]})"
@@ -397,8 +447,14 @@ class PageServer:
         answers = self._on_loop(tell())
         for (region, force, _, alone), leased in zip(orders, answers, strict=True):
             if leased is not None and (force or (alone and not leased)):
-                self._pins.unpin(region)
+                self._gone(region)
         return pack(*answers)
+
+    def _gone(self, region: int) -> None:
+        """The region is not here any more."""
+        self._pins.unpin(region)
+        if self._store is not None:
+            self._store.drop_region(region)
 
     def _retire(
         self, region: int, force: bool, record: RegionRecord | None, alone: bool
@@ -448,8 +504,18 @@ class PageServer:
         Raises:
             OutOfMemoryError: There is no room for it.
             CommitAbortedError: It is not there any more.
-            ClamorError: As the engine says.
+            ClamorError: As the engine says. In a session with a store also what the disk refuses.
         """
+        self._fetch(commit_id, region, from_server, layer_bytes)
+        if self._store is not None:
+            self._store.keep_layer(region, commit_id)
+
+    def keep(self, region: int) -> None:
+        """See ``StorePart.keep``: a region is sealed, in a session with a store."""
+        if self._store is not None:
+            self._store.keep(region)
+
+    def _fetch(self, commit_id: int, region: int, from_server: int, layer_bytes: int) -> None:
         what = f"Taking the changed blocks of {label(region)} at their home"
         if not self._engine.has_layer(region, commit_id):  # else it is only asked about
             check_room(layer_bytes, what, COMMIT_HINT)
@@ -465,7 +531,10 @@ class PageServer:
         Returns:
             The newest (region, version) of each region that is settled here.
         """
-        return self._on_loop(self._core.versions.publish(items), PUBLISH_S)
+        known: list[tuple[int, int]] = self._on_loop(self._core.versions.publish(items), PUBLISH_S)
+        if self._store is not None:  # what is acknowledged may be forgotten by the registry
+            self._store.name(items)
+        return known
 
     def drop_staged(self, commit_id: int, regions: list[int]) -> None:
         """A commit was refused, and its layers were fetched already."""
@@ -474,6 +543,8 @@ class PageServer:
             self._core.versions.drop_staged(commit_id, regions)
 
         self._on_loop(tell())
+        if self._store is not None:
+            self._store.drop_layers(commit_id, regions)
 
     # -- regions whose home is lost
 
@@ -490,10 +561,13 @@ class PageServer:
     def rebuild(self, order: RebuildOrder, made: list[Any]) -> None:
         """See ``RebuiltHomes.rebuild``."""
         self._rebuilt_homes.rebuild(order, made)
+        if not order.attempt:
+            self.keep(order.record.region)
 
     def rebuild_drop(self, region: int) -> None:
         """See ``RebuiltHomes.drop``."""
         self._rebuilt_homes.drop(region)
+        self._gone_unless_home(region)
 
     # -- homes that move
 
@@ -544,10 +618,12 @@ class PageServer:
     def take_seal(self, region: int, attempt: int, version: int) -> None:
         """See ``MovedHomes.seal``."""
         self._moved_homes.seal(region, attempt, version)
+        self.keep(region)
 
     def take_drop(self, region: int, attempt: int) -> None:
         """See ``MovedHomes.drop``."""
         self._moved_homes.drop(region, attempt)
+        self._gone_unless_home(region)
 
     # -- who the homes are
 
@@ -568,10 +644,17 @@ class PageServer:
 
         self._on_loop(tell())
         self._moved_homes.told(record)
+        if self._store is not None and self._engine.server_id not in record.homes:
+            self._store.drop_region(record.region)
         if self._engine.server_id in record.homes:  # the home before is told next, or commits go on
             self._engine.wait_for_keeper()
         elif record.region in self._pins.regions:
             self._moved_homes.left(record.region)
+
+    def _gone_unless_home(self, region: int) -> None:
+        """What was got ready here is not needed."""
+        if self._store is not None and not self.is_home(region):
+            self._store.drop_region(region)
 
     # -- files
 
@@ -642,6 +725,8 @@ class PageServer:
                     logging.shutdown()
                     os._exit(starting.EXIT_TRY_AGAIN)
                 self._end_keeper()
+                if self._store is not None:
+                    self._store.close()
         return self._engine.server_id
 
     def stop(self) -> None:
@@ -660,6 +745,8 @@ class PageServer:
                 self._engine.stop()
             finally:  # it would stay for CLAMOR_ORPHAN_S, with all memory
                 self._end_keeper()
+                if self._store is not None:
+                    self._store.close()
 
     def _end_keeper(self) -> None:
         # One that is being started in place of another would stay when this process is gone.

@@ -1,0 +1,398 @@
+"""A page server's directory of its session's store (docs/store.md): what is put there, and when.
+
+    a region is sealed       -> its base and checksums get their names, synced       ``keep``
+    a layer is at its home   -> a file of its own, synced                            ``keep_layer``
+    its commit is decided    -> the file's name says the version, then the home
+                                acknowledges it                                      ``name``
+    a base has had enough    -> it is synced, and its layers' files go               ``checkpoint``
+    a region leaves          -> its files go                                         ``drop_region``
+
+A page server that starts without a keeper has only these files: ``open_again`` brings the bases to the
+newest versions, and gives them to the new keeper, as if that had held them all the time. One whose keeper
+lives goes on with what that has: the files are the same.
+
+Safe from any thread. Files of one region are changed by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from clamor_ray import errors
+from clamor_ray._labels import label
+from clamor_ray._native import client as _native
+from clamor_ray._protocol.cause import cause_of
+from clamor_ray._protocol.messages import Publication, ServerConfig, StoreState
+from clamor_ray._store import directories, layer_files, redo, regions
+
+logger = logging.getLogger("clamor_ray.page_server")
+
+TICK_S: Final = 0.5
+CHECKPOINT_S: Final = 20.0  # a layer's file is kept so long at least, for others to come with it
+CHECKPOINT_BYTES: Final = 512 << 20  # of one region's layers: then at once
+MERGE_BYTES: Final = 256 << 20  # of layers whose base stays behind, beside its length
+UNDECIDED_S: Final = 60.0  # a layer that is nobody's is asked about
+AGAIN_S: Final = 5.0
+CLOSE_S: Final = 5.0
+
+_Name = tuple[int, int]  # region, commit id
+
+
+@dataclass
+class _Layers:
+    """Of one region: the files of layers that its base may not have, by version."""
+
+    bytes_of: dict[int, int] = field(default_factory=dict)
+    since_s: float = 0.0
+    not_before_s: float = 0.0
+
+
+class StorePart:
+    """See the file's head. Locked until ``close``, or the end of the process.
+
+    Args:
+        config: Of the session, which has a store.
+        noted: A file that says which directory this page server had before it was restarted.
+
+    Raises:
+        StoreError: The directory cannot be used; the text says why.
+    """
+
+    def __init__(self, config: ServerConfig, noted: Path) -> None:
+        self._directory = directories.open_node(
+            Path(config.store), config.store_id, config.job_scope, prefer=_read_note(noted)
+        )
+        self._noted = noted
+        noted.write_text(self._directory.directory_id)
+        self._engine: _native.Engine | None = None
+        self._outcome: Callable[[int], dict[int, int]] = lambda commit_id: {}
+        self._lock = threading.Lock()
+        self._region_locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._layers: dict[int, _Layers] = {}
+        self._undecided: dict[_Name, float] = {}  # when they came
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def directory_id(self) -> str:
+        """32 hex digits: who this page server is, whatever its node."""
+        return self._directory.directory_id
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._directory.path
+
+    @property
+    def sums_path(self) -> Path:
+        """Where checksums of bases are."""
+        return self._directory.path / "regions"
+
+    # -- starting
+
+    def open_again(self, state: StoreState, keeper: _native.Keeper) -> None:
+        """Without a keeper's memory: all bases to their newest versions, and to the new keeper. What the
+        registry does not name goes.
+
+        Args:
+            state: The regions that are homed here.
+            keeper: A new one.
+
+        Raises:
+            StoreDamagedError: A region's files are missing, or not as they were written.
+            NoSpaceError: No room to redo.
+        """
+        began_s = time.monotonic()
+        named = {each.record.region for each in state.regions}
+        for region in regions.regions_in(self._directory) - named:
+            regions.drop_region(self._directory, region)
+        layer_files.drop_all_but(self._directory, named)
+        n_blocks = 0
+        for each in state.regions:
+            committed = {commit_id: version for version, commit_id in each.commits}
+            region = each.record.region
+            n_blocks += redo.redo(self._directory, region, each.newest, committed)
+            fd = regions.open_base(self._directory, region)
+            try:
+                keeper.put_home(
+                    region,
+                    each.newest,
+                    each.record.base_address,
+                    each.record.length_bytes,
+                    fd,
+                    in_file=each.record.in_file,
+                )
+            finally:
+                os.close(fd)
+        logger.info(
+            "the store's directory %s has brought back %d variables, %d blocks from their logs, in %.2f s",
+            *(self._directory.path, len(state.regions), n_blocks, time.monotonic() - began_s),
+        )
+
+    def serve(self, engine: _native.Engine, outcome: Callable[[int], dict[int, int]]) -> None:
+        """The engine runs: files that are there from before are looked after from now on.
+
+        Args:
+            engine: Has the homes.
+            outcome: Asks the registry what became of a commit: versions by region, {} if nothing.
+        """
+        self._engine = engine
+        self._outcome = outcome
+        now_s = time.monotonic()
+        for found in layer_files.all_layers(self._directory):
+            if found.version:
+                self._note(found.region, found.version, found.n_bytes, now_s)
+            else:
+                self._undecided[found.region, found.commit_id] = now_s
+        self._thread = threading.Thread(target=self._run, name="clamor-store", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """The session has ended, or this server: lets go of the directory. Idempotent."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+        self._noted.unlink(missing_ok=True)
+        self._directory.close()
+
+    # -- what is kept
+
+    def keep(self, region: int) -> None:
+        """The region, which is whole here and not changed meanwhile, outlives this node from now on.
+
+        Raises:
+            FreedError: It is not here.
+            NoSpaceError: The disk is full.
+            StoreError: The disk refuses it.
+        """
+        with self._one(region):
+            home = self._home_file(region)
+            try:
+                regions.keep_base(
+                    self._directory,
+                    region,
+                    home.fd,
+                    version=home.version,
+                    base_address=home.base_address,
+                    length_bytes=home.length_bytes,
+                    in_file=home.in_file,
+                )
+            finally:
+                os.close(home.fd)
+
+    def keep_layer(self, region: int, commit_id: int) -> None:
+        """The layer of a commit that is not decided yet, which is staged here.
+
+        Raises:
+            NoSpaceError, StoreError: As ``keep``.
+            FreedError: It is not staged here.
+        """
+        if layer_files.has_layer(self._directory, region, commit_id):
+            return
+        self._write(region, commit_id, 0)
+        with self._lock:
+            self._undecided[region, commit_id] = time.monotonic()
+
+    def keep_whole(self, region: int, commit_id: int, version: int) -> None:
+        """A delta was made whole, and the base may change once this returns. In place of the delta.
+
+        Raises:
+            As ``keep_layer``.
+        """
+        with self._one(region):
+            n_bytes = self._write(region, commit_id, version)
+            with self._lock:
+                self._undecided.pop((region, commit_id), None)
+            self._note(region, version, n_bytes, time.monotonic())
+
+    def _write(self, region: int, commit_id: int, version: int) -> int:
+        assert self._engine is not None
+        fd, n_bytes = self._engine.layer_file(region, commit_id)
+        try:
+            layer_files.write_layer(
+                self._directory, region, commit_id, fd, n_bytes, version=version
+            )
+        finally:
+            os.close(fd)
+        return n_bytes
+
+    def name(self, items: Iterable[Publication]) -> None:
+        """These commits were made: the layers that are here are never dropped before the base has them.
+
+        Raises:
+            StoreError: The disk refuses it.
+        """
+        now_s = time.monotonic()
+        names = [(each.region, each.commit_id, each.version) for each in items]
+        with contextlib.ExitStack() as held:
+            for region in sorted({region for region, _, _ in names}):
+                held.enter_context(self._one(region))
+            found = layer_files.name_committed(self._directory, names)
+            for each in found:
+                self._note(each.region, each.version, each.n_bytes, now_s)
+                with self._lock:
+                    self._undecided.pop((each.region, each.commit_id), None)
+
+    def drop_layers(self, commit_id: int, regions_of_it: Iterable[int]) -> None:
+        """The commit was refused."""
+        for region in regions_of_it:
+            with self._one(region):
+                layer_files.drop_undecided(self._directory, region, commit_id)
+                with self._lock:
+                    self._undecided.pop((region, commit_id), None)
+
+    def drop_region(self, region: int) -> None:
+        """It is freed, or has another home."""
+        with self._one(region):
+            regions.drop_region(self._directory, region)
+            layer_files.drop_layers(self._directory, region)
+            with self._lock:
+                self._layers.pop(region, None)
+                for name in [name for name in self._undecided if name[0] == region]:
+                    del self._undecided[name]
+
+    # -- checkpoints
+
+    def _run(self) -> None:
+        while not self._stopping.wait(TICK_S):
+            now_s = time.monotonic()
+            with self._lock:
+                due = [region for region, layers in self._layers.items() if _is_due(layers, now_s)]
+                old = [name for name, at_s in self._undecided.items() if now_s - at_s > UNDECIDED_S]
+            for region in due:
+                self._try(region, lambda region=region: self.checkpoint(region))
+            for name in old:
+                self._try(name[0], lambda name=name: self._settle(*name))
+
+    def _try(self, region: int, work: Callable[[], object]) -> None:
+        if self._stopping.is_set():
+            return
+        try:
+            work()
+        except Exception as failure:  # any: it is tried again, and nothing is lost meanwhile
+            logger.warning(
+                "the files of %s: %s; again in %g s", label(region), cause_of(failure), AGAIN_S
+            )
+            with self._lock:
+                if (layers := self._layers.get(region)) is not None:
+                    layers.not_before_s = time.monotonic() + AGAIN_S
+                for name in self._undecided:
+                    if name[0] == region:
+                        self._undecided[name] = time.monotonic() - UNDECIDED_S + AGAIN_S
+
+    def checkpoint(self, region: int) -> None:
+        """The base has on disk what it is at, and layers up to there are needed no more.
+
+        Raises:
+            StoreError, NoSpaceError: The disk refuses it. Nothing is lost.
+        """
+        with self._one(region):
+            with self._lock:
+                layers = self._layers.get(region)
+                versions = sorted(layers.bytes_of) if layers else []
+            if not versions:
+                return
+            try:
+                home = self._home_file(region)
+            except errors.FreedError:  # it goes, and its files with it
+                return
+            try:
+                if home.version >= versions[0]:
+                    redo.checkpoint(self._directory, region, home.fd, home.version)
+                    self._forget(region, home.version)
+                elif self._kept_bytes(region) > home.length_bytes + MERGE_BYTES:
+                    self._merge(region, home.version, versions[-1])
+                else:
+                    self._wait(region)
+            finally:
+                os.close(home.fd)
+
+    def _merge(self, region: int, above: int, up_to: int) -> None:
+        """The base is leased at an older version for long: its layers become one."""
+        merged = redo.merge(self._directory, region, above, up_to)
+        self._wait(region)
+        if merged is None:
+            return
+        with self._lock:
+            layers = self._layers[region]
+            for version in [each for each in layers.bytes_of if above < each <= up_to]:
+                del layers.bytes_of[version]
+            layers.bytes_of[up_to] = merged
+
+    def _settle(self, region: int, commit_id: int) -> None:
+        """Whose a layer is that nobody has named or dropped."""
+        assert self._engine is not None
+        with self._lock:
+            if (region, commit_id) not in self._undecided:
+                return
+            self._undecided[region, commit_id] = time.monotonic()  # the next look is as far away
+        if self._engine.has_layer(region, commit_id):
+            return  # the engine asks
+        if version := self._outcome(commit_id).get(region, 0):
+            self.name([Publication(region, version, commit_id)])
+        else:
+            self.drop_layers(commit_id, [region])
+
+    # -- private
+
+    @contextlib.contextmanager
+    def _one(self, region: int) -> Iterator[None]:
+        """Nobody else changes the region's files meanwhile."""
+        with self._lock:
+            lock = self._region_locks.setdefault(region, threading.RLock())  # as long as it is held
+        with lock:
+            yield
+
+    def _home_file(self, region: int) -> Any:
+        assert self._engine is not None
+        return self._engine.home_file(region)
+
+    def _note(self, region: int, version: int, n_bytes: int, now_s: float) -> None:
+        with self._lock:
+            layers = self._layers.setdefault(region, _Layers())
+            if not layers.bytes_of:
+                layers.since_s = now_s
+            layers.bytes_of[version] = n_bytes
+
+    def _forget(self, region: int, up_to: int) -> None:
+        with self._lock:
+            if (layers := self._layers.get(region)) is None:
+                return
+            for version in [each for each in layers.bytes_of if each <= up_to]:
+                del layers.bytes_of[version]
+            layers.since_s = time.monotonic()
+            if not layers.bytes_of:
+                del self._layers[region]
+
+    def _kept_bytes(self, region: int) -> int:
+        with self._lock:
+            layers = self._layers.get(region)
+            return sum(layers.bytes_of.values()) if layers else 0
+
+    def _wait(self, region: int) -> None:
+        with self._lock:
+            if (layers := self._layers.get(region)) is not None:
+                layers.not_before_s = time.monotonic() + AGAIN_S
+
+
+def _is_due(layers: _Layers, now_s: float) -> bool:
+    if not layers.bytes_of or now_s < layers.not_before_s:
+        return False
+    is_old = now_s - layers.since_s >= CHECKPOINT_S
+    return is_old or sum(layers.bytes_of.values()) >= CHECKPOINT_BYTES
+
+
+def _read_note(noted: Path) -> str | None:
+    try:
+        return noted.read_text().strip() or None
+    except OSError:
+        return None
