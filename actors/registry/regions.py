@@ -40,7 +40,7 @@ from clamor_ray.actors.registry.region_ends import RegionEnds
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 from clamor_ray.actors.registry.servers import PageServers
 from clamor_ray.actors.registry.spare_regions import SpareRegions
-from clamor_ray.actors.window.address_claims import AddressClaims
+from clamor_ray.actors.window.address_claims import AddressClaims, Claim, Range
 
 logger = logging.getLogger("clamor_ray.registry")
 
@@ -59,11 +59,21 @@ class AddressRoom:
     Args:
         core: Knows which addresses and ids are ours.
         claims: The cluster's log of who has which.
+        taken: Is told of all that the session has, before it is used.
+        first_id: The first id of a region, by the session's first claim.
     """
 
-    def __init__(self, core: RegistryCore, claims: AddressClaims) -> None:
+    def __init__(
+        self,
+        core: RegistryCore,
+        claims: AddressClaims,
+        taken: Callable[[list[Range]], object] = lambda ranges: None,
+        first_id: Callable[[Claim], int] = lambda claim: claim.region_ids + 1,
+    ) -> None:
         self._core = core
         self._claims = claims
+        self._taken = taken
+        self._first_id = first_id
         self._claiming = asyncio.Lock()
         self._n_claims = 0  # that the core knows
 
@@ -85,10 +95,11 @@ class AddressRoom:
                         f"{type(failure).__name__}: {failure}.".replace(": .", "."),
                         hint="It is in Ray's GCS: see its log, and try again.",
                     ) from failure
+                self._taken([(claim.begin, claim.end) for claim in claims])
                 for claim in claims:  # those that are known change nothing
                     self._core.addresses.acquire(claim.begin, claim.end)
                 self._n_claims = len(claims)
-                self._core.ids_from(claims[0].region_ids + 1)
+                self._core.ids_from(self._first_id(claims[0]))
 
 
 class Regions:

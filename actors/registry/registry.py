@@ -187,13 +187,22 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         """What must outlive this process."""
         return Journal(directory)
 
+    def _check_is_new(self, directory: Path) -> None:
+        self._claims.check_is_new(directory)
+
+    def _address_room(self) -> AddressRoom:
+        return AddressRoom(self._core, self._claims)
+
     def _start(self, directory: Path, avoid: Sequence[Range], is_restart: bool) -> None:
         """Makes the services, each of those that it stands on."""
         config, timeout_s = self._config, self._config.control_timeout_s
         self._directory = directory
-        claims = AddressClaims(RayTable(), config.job_scope, journals.has_ended, avoid)
+        self._claims = AddressClaims(
+            *(RayTable(), config.job_scope, journals.has_ended, avoid),
+            is_lasting=bool(config.store),
+        )
         if not is_restart:
-            claims.check_is_new(directory)
+            self._check_is_new(directory)
 
         def label(region: int) -> str:
             return self._names.label(region)  # which stand on those that are made with this
@@ -310,7 +319,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             core=core,
             log=log,
             journal=journal,
-            room=AddressRoom(core, claims),
+            room=self._address_room(),
             servers=self._servers,
             handles=handles,
             ends=ends,
