@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from clamor_ray._native.client import HomeFile
 from clamor_ray._protocol.messages import LocateAnswer, LookupAnswer, RegionRecord, RepairSet
 from clamor_ray.actors.lost_homes.task_end_log import TaskEnd
 
@@ -117,6 +118,8 @@ class EngineLike(Protocol):
         members: Sequence[tuple[int, int, int]],
         is_mirror: bool,
     ) -> None: ...
+    def home_file(self, region: int) -> HomeFile: ...
+    def layer_file(self, region: int, commit_id: int) -> tuple[int, int]: ...
 
 
 class Resolver(Protocol):

@@ -89,6 +89,7 @@ int pc__memfd_punch(int memfd, uint64_t first, uint64_t n); /* blocks */
 /* kept.c */
 #define PC__KEPT_HOLES_AT 8 /* in pc__kept.reserved: how many holes of the base count */
 #define PC__KEPT_TERM_AT 16 /* and the term of the region's home */
+#define PC__KEPT_UNCHECKED_AT 24 /* not 0: of a home that comes from an earlier session (unchecked.c) */
 /* Gives it to the keeper, now or later (pc__keep_wait, pc__keep_when). Negative: it never will have it,
  * and the log has a line; no process may be told that it is safe. */
 int pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd);

@@ -264,6 +264,9 @@ struct pc_engine {
     char socket_name[PC__SOCKET_NAME_BYTES];
     char library_version[48];
     char *disk_directory;          /* for homes on disk; NULL: none are made here */
+    bool durable;                  /* homes outlive the session: on disk, and deltas wait (parity.c) */
+    bool cold;                     /* nobody maps what is adopted */
+    char *sums_directory;          /* of the checksums of homes of an earlier session; NULL: there are none */
     uint64_t fetch_timeout_ns, fault_timeout_ns;
     _Atomic uint64_t hedge_least_ns; /* PC__HEDGE_LEAST_NS; tests set it */
     unsigned page_shift;           /* log2 of the bytes that a fault fetches; 0: by use (readahead.c) */

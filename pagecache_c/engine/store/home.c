@@ -182,14 +182,15 @@ int pc__home_make(struct pc_engine *engine, struct pc__region *region, enum pc_m
                   const struct pc_segment *segments, size_t n_segments, int *fd)
 {
     struct pc__home *home = pc__home_new();
-    const bool on_disk = medium == PC_MEDIUM_DISK, in_file = medium == PC_MEDIUM_FILE;
+    const bool in_file = medium == PC_MEDIUM_FILE;
+    const bool on_disk = medium == PC_MEDIUM_DISK || (engine->durable && !n_segments);
     if (!home)
         return pc__fail(PC_ERR_NO_MEMORY, "a home record");
     const uint64_t notes_bytes = in_file ? pc__lost_notes_bytes(region->length_bytes) : 0;
     uint64_t inode;
     int rc = pc__descriptors_spare();
     if (!rc)
-        rc = pc__store_file_make(engine, region->length_bytes + notes_bytes, on_disk, false, &inode);
+        rc = pc__store_file_make(engine, region->length_bytes + notes_bytes, on_disk, in_file, &inode);
     if (rc >= 0)
         rc = pc__store_open(&home->base, rc, inode, region->length_bytes, 0, on_disk);
     if (!rc && in_file)

@@ -345,7 +345,7 @@ static int new_home(struct pc_engine *engine, const struct pc_region_info *info,
     struct pc__home *home = pc__home_new();
     const bool in_file = info->medium == PC_MEDIUM_FILE, has_notes = n_lost || in_file;
     uint64_t inode, notes_bytes = has_notes ? pc__lost_notes_bytes(info->length_bytes) : 0;
-    const bool on_disk = info->medium == PC_MEDIUM_DISK;
+    const bool on_disk = info->medium == PC_MEDIUM_DISK || engine->durable;
     if (!home)
         return pc__fail(PC_ERR_NO_MEMORY, "a home record");
     int fd = pc__store_file_make(engine, info->length_bytes + notes_bytes, on_disk, false, &inode);
