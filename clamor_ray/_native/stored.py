@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clamor_ray._native.base import _Handle, c, check
+from clamor_ray._native.base import PC_ERR_SYSTEM, _Handle, c, check
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,12 @@ class StoredFiles(_Handle):
             commit=f"{commit_id:#x}",
         )
         return int(fd[0]), int(n_bytes[0])
+
+    def layer_durable(self, region: int, commit_id: int, ok: bool) -> None:
+        """Answers NEED_DURABLE: the layer that `layer_file` gives is in a file that outlives a cut
+        of power. Not ok: it could not be written, and is asked for again. Any thread."""
+        rc = 0 if ok else PC_ERR_SYSTEM
+        check(self._call(c.lib.pc_engine_layer_durable, region, commit_id, rc), region=region)
 
 
 def put_home(keeper_fd: int, region: int, home: HomeFile) -> None:
