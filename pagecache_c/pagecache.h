@@ -390,7 +390,10 @@ enum pc_event_kind {
                                   answer with pc_engine_settled; no answer: it is asked again */
     PC_EVENT_NEED_REPAIR = 14, /* region, version: which others make its blocks again? answer with
                                   pc_engine_set_repair, always */
-    PC_EVENT_NEED_FILE = 15    /* ranges of files are to be read: pc_engine_file_next, until there is none */
+    PC_EVENT_NEED_FILE = 15,   /* ranges of files are to be read: pc_engine_file_next, until there is none */
+    PC_EVENT_NEED_DURABLE = 16 /* region, commit_id, version: a delta was made whole, and waits until the whole
+                                  layer (pc_engine_layer_file) is in a file that outlives this node's power;
+                                  answer with pc_engine_layer_durable; no answer: it is asked again */
 };
 struct pc_event {
     int kind;
@@ -467,6 +470,8 @@ int pc_engine_home_file(pc_engine *engine, uint64_t region, struct pc_home_file 
 /* The file of a layer that is staged here, or is published and not applied yet; of a delta that was made
  * whole, of that one. fd is the caller's. PC_ERR_NO_VERSION: there is none. */
 int pc_engine_layer_file(pc_engine *engine, uint64_t region, uint64_t commit_id, int *fd, uint64_t *bytes);
+/* Answers NEED_DURABLE. rc: PC_OK, or it could not be written: then it is asked again. */
+int pc_engine_layer_durable(pc_engine *engine, uint64_t region, uint64_t commit_id, int rc);
 /* At the home: fetches the layer that server_id holds under commit_id. Ends with PC_EVENT_PULLED; with
  * this server's own id it only says whether the layer is here: PC_ERR_HOME_LOST if not.
  * PC_ERR_TIMEOUT: it has commits to apply first; ask again. */

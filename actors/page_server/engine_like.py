@@ -35,6 +35,7 @@ class EventKind(enum.IntEnum):
     NEED_SETTLED = 13
     NEED_REPAIR = 14
     NEED_FILE = 15
+    NEED_DURABLE = 16
 
 
 class Answer(enum.IntEnum):
@@ -120,6 +121,7 @@ class EngineLike(Protocol):
     ) -> None: ...
     def home_file(self, region: int) -> HomeFile: ...
     def layer_file(self, region: int, commit_id: int) -> tuple[int, int]: ...
+    def layer_durable(self, region: int, commit_id: int, ok: bool) -> None: ...
 
 
 class Resolver(Protocol):

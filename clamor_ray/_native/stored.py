@@ -1,4 +1,4 @@
-"""What outlives a session, as the page cache gives it out and takes it back: the files of homes and of layers.
+"""The files of homes and of layers, for who keeps them beyond the session: given and taken back.
 
 Import the names from `clamor_ray._native.client`. Nothing here imports Ray.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clamor_ray._native.base import _Handle, c, check
+from clamor_ray._native.base import PC_ERR_SYSTEM, _Handle, c, check
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class HomeFile:
     Attributes:
         fd: Open for reading and writing. Whose it is says the call that gives it or takes it.
         version: That its blocks are at. Blocks of later ones may be there, in part.
-        base_address, length_bytes: Of the region. What lies behind its length are the engine's notes.
+        base_address, length_bytes: Of the region. Behind its length lie notes of the engine.
         in_file: What no commit has written is in a file of the user's, and not in this one.
     """
 
@@ -68,6 +68,12 @@ class StoredFiles(_Handle):
             commit=f"{commit_id:#x}",
         )
         return int(fd[0]), int(n_bytes[0])
+
+    def layer_durable(self, region: int, commit_id: int, ok: bool) -> None:
+        """Answers NEED_DURABLE: the layer that `layer_file` gives is in a file that outlives a cut
+        of power. Not ok: it could not be written, and is asked for again. Any thread."""
+        rc = 0 if ok else PC_ERR_SYSTEM
+        check(self._call(c.lib.pc_engine_layer_durable, region, commit_id, rc), region=region)
 
 
 def put_home(keeper_fd: int, region: int, home: HomeFile) -> None:

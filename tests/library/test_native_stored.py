@@ -1,4 +1,4 @@
-"""The files of homes and layers, as Python sees them: given out, and given to a later session. No Ray."""
+"""The files of homes and layers as Python sees them: what a later session is given. No Ray."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_home_goes_on_in_another_session(
     written(client, mapping, b"as it was put")
     client.build_seal(mapping.id)
     client.unmap(mapping.id)
-    private = client.map(REGION, 0, BASE, LENGTH, private=True)
+    private = client.map(REGION, 0, BASE, LENGTH, flags=_native.MAP_PRIVATE)
     written(client, private, b"as it was committed")
     with pytest.raises(errors.NoVersionError):
         engine.layer_file(REGION, 5)

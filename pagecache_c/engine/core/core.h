@@ -32,6 +32,8 @@ void pc__region_release(struct pc_engine *engine, struct pc__region *region, int
                         uint64_t from, bool caught_up);
 /* The worker looks at it. region.lock is held. */
 void pc__worker_queue(struct pc_engine *engine, struct pc__region *region);
+/* The same, and now where it waits after a try that failed. */
+void pc__worker_hurry(struct pc_engine *engine, struct pc__region *region);
 bool pc__worker_push(struct pc__worker *worker, struct pc__region *region); /* worker.lock is held; false: no memory */
 
 /* generations.c */

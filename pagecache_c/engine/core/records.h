@@ -39,6 +39,7 @@ struct pc__home {
     bool base_changes;             /* the worker is at it, or was when it died: no new leases */
     bool change_said;              /* to the keeper, which will say that it has heard; then */
     bool change_heard;             /* this: the base may be punched. Until its new version is said */
+    bool waits_for_store;          /* the next layer is undurable */
     int change_rc;                 /* why it will not hear that, until the worker has looked */
     bool overlay_is_torn;          /* it has, or may have, a part of the layer after `applied` */
     struct pc__lost *lost;         /* blocks that no server had when the base was rebuilt, or that are in
@@ -118,6 +119,8 @@ struct pc__layer {
     uint32_t n_runs;
     uint32_t flags;                /* PC__LAYER_DELTA, ... (wire.h) */
     bool unheard;                  /* made whole here: the keeper has not said that it has it */
+    bool undurable;                /* the same, and so who keeps layers beyond the session; */
+    uint64_t ask_durable_at_ns;    /* that is asked then */
     _Atomic uint32_t refs;         /* its list, each reply that sends of it */
     uint64_t owner;                /* staged: pc__layer_owner of its session, or 0 */
     uint64_t ask_at_ns;            /* staged: when to ask what became of it */

@@ -285,7 +285,7 @@ void pc__home_release(struct pc_engine *engine, struct pc__region *region, struc
 
 bool pc__home_is_held_up(const struct pc__home *home)
 {
-    return home->held_up || home->change_said;
+    return home->held_up || home->change_said || home->waits_for_store;
 }
 
 bool pc__home_is_behind(const struct pc__home *home)

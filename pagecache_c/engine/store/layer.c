@@ -197,6 +197,7 @@ int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int f
         return PC_OK;
     }
     layer->version = kept->version;
+    layer->undurable = engine->durable && layer->flags & PC__LAYER_MADE_WHOLE; /* for all that is known */
     if (layer->flags & PC__LAYER_MADE_WHOLE)
         drop_delta(engine, layer);
     return add_staged(engine, layer,

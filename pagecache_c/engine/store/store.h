@@ -201,8 +201,11 @@ int pc__region_adopt_notes(struct pc_engine *engine, struct pc__region *region, 
 
 /* parity.c: layers that are deltas, or are made of several. */
 /* A step of the worker: 1: the next layer of the home, if there is one, is no delta, and the keeper has it.
- * 0: the home has moved away. PC__BUSY: the keeper has not said so yet. Negative: to be tried again. */
+ * 0: the home has moved away. PC__BUSY: the keeper has not said so yet, or nobody that it is in a synced file.
+ * Negative: to be tried again. */
 int pc__delta_make_whole(struct pc_engine *engine, struct pc__region *region, struct pc__home *home);
+/* Under region.lock: it was BUSY for want of an answer to NEED_DURABLE, which may have to be asked for again. */
+bool pc__delta_waits(const struct pc__region *region);
 
 /* layer.c */
 int pc__layer_keep(struct pc_engine *engine, const struct pc__layer *layer);

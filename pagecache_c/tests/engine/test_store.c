@@ -252,6 +252,119 @@ static void test_another_session_of_a_file(int trap)
     world_stop(&w);
 }
 
+/* ------------------------------------------------------------------ deltas */
+
+/* A delta of the variable, at its home. Its words: commit_change. */
+static void commit_delta(struct world *w, struct changes *changes, const struct pc_run *run)
+{
+    (void)commit_change(w->c, changes, w->s, 2, true, run, 1);
+}
+
+/* All of the region has the pattern. */
+static struct pc_region_info parity(struct world *w)
+{
+    struct pc_region_info info = {
+        .region = 2, .base_address = BASE_OF(2), .length_bytes = BYTES, .medium = PC_MEDIUM_MEMORY};
+    return build(w->c, w->s, w->client, 2, info.length_bytes, 0);
+}
+
+static bool is_unchanged(const struct pc_home_file *home, uint64_t block)
+{
+    return word_at(home->fd, block << 12) == pattern(2, block << 12);
+}
+
+static void test_a_delta_waits_until_it_is_durable(int trap)
+{
+    static struct changes changes;
+    struct world w = world_start(trap);
+    const struct pc_region_info info = parity(&w);
+    const struct pc_home_file home = file_of(&w, 2);
+    const struct pc_run first = {3, 2}, second = {4, 1};
+    struct pc__layer_head head;
+    uint64_t n_bytes;
+    int fd;
+    w.s->hold_durable = true;
+    commit_delta(&w, &changes, &first);
+    commit_delta(&w, &changes, &second);
+    SOON(w.s->durables_asked == 1);
+    OK(pc_engine_layer_file(w.s->engine, 2, changes.of[0].id, &fd, &n_bytes));
+    CHECK(pread(fd, &head, sizeof head, 0) == sizeof head && head.flags == PC__LAYER_MADE_WHOLE);
+    CHECK(word_at(fd, head.data_offset) == word_of(&changes, 2, 1, 3, 0));
+    close(fd);
+    for (uint64_t version = 0; version <= 2; version++) /* nobody waits for it but the base */
+        check_changes(&changes, w.client, &info, version);
+    CHECK(stats_of(w.s).commits_applied == 0 && is_unchanged(&home, 3));
+    w.s->durable_error = PC_ERR_NO_SPACE;
+    w.s->hold_durable = false;
+    OK(pc_engine_layer_durable(w.s->engine, 2, changes.of[0].id, PC_ERR_NO_SPACE));
+    OK(pc_engine_layer_durable(w.s->engine, 2, changes.of[1].id, PC_OK)); /* not what is asked for */
+    SOON(w.s->durables_asked >= 3); /* and again */
+    CHECK(stats_of(w.s).commits_applied == 0 && is_unchanged(&home, 3));
+    w.s->durable_error = PC_OK;
+    SOON(stats_of(w.s).commits_applied == 2);
+    check_changes(&changes, w.client, &info, 2);
+    SOON(file_of(&w, 2).version == 2 && !is_unchanged(&home, 3));
+    close(home.fd);
+    world_stop(&w);
+}
+
+/* The answer of a moment ago is not waited for until the next look. */
+static void test_an_answer_is_heard_at_once(int trap)
+{
+    static struct changes changes;
+    struct world w = world_start(trap);
+    (void)parity(&w);
+    const struct pc_run some = {3, 2};
+    const uint64_t began_ns = now_ns();
+    for (int i = 0; i < 20; i++) {
+        commit_delta(&w, &changes, &some);
+        SOON(stats_of(w.s).commits_applied == (uint64_t)i + 1);
+    }
+    CHECK(now_ns() - began_ns < 10 * SECOND); /* 20 looks, else */
+    world_stop(&w);
+}
+
+/* The next server does not know what this one was told, and asks. */
+static void test_a_server_that_waits_is_started_again(int trap)
+{
+    static struct changes changes;
+    struct world w = world_start(trap);
+    const struct pc_region_info info = parity(&w);
+    const struct pc_home_file home = file_of(&w, 2);
+    const struct pc_run some = {3, 2};
+    w.s->hold_durable = true;
+    commit_delta(&w, &changes, &some);
+    SOON(w.s->durables_asked == 1);
+    pc_client_close(w.client);
+    server_stop(w.c, 0);
+    close(w.to_keeper);
+    w.to_keeper = keeper_connect(&w.keeper);
+    told.settle_ns = SECOND / 10;
+    begin_server(&w);
+    SOON(w.s->durables_asked == 2);
+    CHECK(is_unchanged(&home, 3) && stats_of(w.s).commits_applied == 0);
+    OK(pc_engine_layer_durable(w.s->engine, 2, changes.of[0].id, PC_OK));
+    SOON(stats_of(w.s).commits_applied == 1);
+    check_changes(&changes, w.client, &info, 1);
+    close(home.fd);
+    world_stop(&w);
+}
+
+/* Elsewhere nobody is asked. */
+static void test_a_delta_of_a_session_that_ends(int trap)
+{
+    static struct changes changes;
+    struct world w = {.c = cluster_new(1), .keeper = keeper_start("store"), .trap = trap};
+    w.to_keeper = keeper_connect(&w.keeper);
+    begin_server(&w);
+    (void)parity(&w);
+    const struct pc_run some = {3, 2};
+    commit_delta(&w, &changes, &some);
+    SOON(stats_of(w.s).commits_applied == 1);
+    CHECK(w.s->durables_asked == 0);
+    world_stop(&w);
+}
+
 int main(int argc, char **argv)
 {
     static const struct engine_test tests[] = {TEST(the_file_of_a_home),
@@ -259,6 +372,10 @@ int main(int argc, char **argv)
                                                TEST(the_file_of_what_is_prepared),
                                                TEST(the_file_of_a_layer),
                                                TEST(another_session),
-                                               TEST(another_session_of_a_file)};
+                                               TEST(another_session_of_a_file),
+                                               TEST(a_delta_waits_until_it_is_durable),
+                                               TEST(an_answer_is_heard_at_once),
+                                               TEST(a_server_that_waits_is_started_again),
+                                               TEST(a_delta_of_a_session_that_ends)};
     return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
 }
