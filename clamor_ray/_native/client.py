@@ -96,7 +96,6 @@ from clamor_ray._native.engine import (
     Engine,
     Event,
     FileRead,
-    HomeFile,
     Keeper,
     Segment,
     check_cache_disk,
