@@ -1,7 +1,7 @@
 """Which files the processes of this node map.
 
-Who has an array of a session that has ended goes on reading the base that it maps. That must not change
-under it, so the next opening of the store changes another file.
+Who has an array of a session that has ended goes on reading the base that it maps. That must not
+change under it, so the next opening of the store changes another file.
 """
 
 from __future__ import annotations

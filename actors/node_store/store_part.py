@@ -1,15 +1,15 @@
 """A page server's directory of its session's store (docs/store.md): what is put there, and when.
 
-    a region is sealed       -> its base and checksums get their names, synced       ``keep``
-    a layer is at its home   -> a file of its own, synced                            ``keep_layer``
-    its commit is decided    -> the file's name says the version, then the home
-                                acknowledges it                                      ``name``
-    a base has had enough    -> it is synced, and its layers' files go               ``checkpoint``
-    a region leaves          -> its files go                                         ``drop_region``
+    a region is sealed      -> its base and checksums get their names, synced   ``keep``
+    a layer is at its home  -> a file of its own, synced                        ``keep_layer``
+    its commit is decided   -> the file's name says the version; then the home
+                               acknowledges it                                  ``name``
+    a base has had enough   -> it is synced, and its layers' files go           ``checkpoint``
+    a region leaves         -> its files go                                     ``drop_region``
 
-A page server that starts without a keeper has only these files: ``open_again`` brings the bases to the
-newest versions, and gives them to the new keeper, as if that had held them all the time. One whose keeper
-lives goes on with what that has: the files are the same.
+A page server that starts without a keeper has only these files: ``open_again`` brings the bases to
+the newest versions, and gives them to the new keeper, as if that had held them all the time. One
+whose keeper lives goes on with what that has: the files are the same.
 
 Safe from any thread. Files of one region are changed by one thread at a time.
 """
@@ -119,8 +119,8 @@ class StorePart:
     # -- starting
 
     def open_again(self, state: StoreState, keeper: _native.Keeper) -> dict[int, str]:
-        """Without a keeper's memory: all bases to their newest versions, and to the new keeper. What the
-        registry does not name goes.
+        """Without a keeper's memory: all bases to their newest versions, and to the new keeper.
+        What the registry does not name goes.
 
         Args:
             state: The regions that are homed here.
@@ -216,7 +216,7 @@ class StorePart:
     # -- what is kept
 
     def keep(self, region: int) -> None:
-        """The region, which is whole here and not changed meanwhile, outlives this node from now on.
+        """The region outlives this process from now on. It is whole here, and does not change.
 
         Raises:
             FreedError: It is not here.
@@ -271,7 +271,7 @@ class StorePart:
             os.close(fd)
 
     def name(self, items: Iterable[Publication]) -> None:
-        """These commits were made: the layers that are here are never dropped before the base has them.
+        """These commits were made: their layers stay until the base has them.
 
         Raises:
             StoreError: The disk refuses it.

@@ -162,7 +162,7 @@ class PageServer:
 
     @property
     def _place(self) -> str:
-        """Whose this server is: its directory of the store, where there is one; else "", its node."""
+        """The directory of the store that this server is known by; "": it is known by its node."""
         return self._store.directory_id if self._store is not None else ""
 
     def _keeper_socket(self, config: ServerConfig, server_id: int) -> str:
@@ -268,8 +268,9 @@ class PageServer:
             library_version=LIBRARY_VERSION,
             pid=os.getpid(),
             directory=self._place,
-            damaged=tuple(damaged.items()),
         )
+        if damaged:
+            registry.store_damaged(server_id, damaged)
         self._info = registry.register_server(info)
         logger.info("page server %#x listens at %s:%d", server_id, host, port)
         ask = self._ask
