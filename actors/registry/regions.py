@@ -119,6 +119,7 @@ class Regions:
         background: Where spare regions are looked after.
         forget: Are told of a region that is freed or abandoned.
         count: Is told how the references to a region that is sealed are counted.
+        inside: By anchors, what is written down to be inside of a region that is sealed.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class Regions:
         background: BackgroundTasks,
         forget: Iterable[Callable[[int], object]],
         count: Callable[[int, Counted], object],
+        inside: Callable[[Iterable[bytes]], Iterable[int]] = lambda anchors: (),
     ) -> None:
         self._core = core
         self._log = log
@@ -151,6 +153,7 @@ class Regions:
         self._background = background
         self._forget = tuple(forget)
         self._count = count
+        self._inside = inside
         self._given_up: dict[int, None] = {}  # requests; the oldest first
         self._files: dict[int, Source] = {}  # by region
         self._freed_files: dict[int, Source] = {}  # the same; the oldest first
@@ -282,7 +285,8 @@ class Regions:
         if self._core.state(region) is RegionState.CREATING:
             self._core.check_seal(region)
             self._check_pieces(region)
-            self._journal.seal(region, source, created)
+            inside = self._inside(counted.inside) if counted is not None else ()
+            self._journal.seal(region, source, created, inside)
         elif created is not None:
             self._core.check_seal(region)
             self._journal.create_region(*created)
