@@ -120,6 +120,7 @@ class Regions:
         forget: Are told of a region that is freed or abandoned.
         count: Is told how the references to a region that is sealed are counted.
         inside: By anchors, what is written down to be inside of a region that is sealed.
+        all_on_disk: All regions are, whoever asks.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Regions:
         forget: Iterable[Callable[[int], object]],
         count: Callable[[int, Counted], object],
         inside: Callable[[Iterable[bytes]], Iterable[int]] = lambda anchors: (),
+        all_on_disk: bool = False,
     ) -> None:
         self._core = core
         self._log = log
@@ -154,6 +156,7 @@ class Regions:
         self._forget = tuple(forget)
         self._count = count
         self._inside = inside
+        self._all_on_disk = all_on_disk
         self._given_up: dict[int, None] = {}  # requests; the oldest first
         self._files: dict[int, Source] = {}  # by region
         self._freed_files: dict[int, Source] = {}  # the same; the oldest first
@@ -218,6 +221,7 @@ class Regions:
             See ``create``.
         """
         info = await self._servers.ensure(node_id)
+        layout = layout._replace(on_disk=layout.on_disk or self._all_on_disk)
         self._abandon_stale()
         if self._core.requested(request_id) is None:
             groups = groups_of(length_bytes, layout)
@@ -253,6 +257,7 @@ class Regions:
         self._ends.carry_out(self._core.abandon_stale(now_s - CREATING_S))
         if (again := self._core.requested(request_id)) is not None:
             return again, False
+        on_disk = on_disk or self._all_on_disk
         made = (length_bytes, server_id, time.monotonic(), request_id, on_disk)
         return self._core.create_region(*made), True
 

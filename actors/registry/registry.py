@@ -335,6 +335,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             forget=[*forget, self._names.region_freed, counts.forget],
             count=lambda region, counted: counts.begin(region, counted.anchor, counted.inside),
             inside=self._inside_of,
+            all_on_disk=bool(config.store),
         )
         self._anchors = RayAnchors(counts, self._regions.free_unheld, background)
         self._meetings, self._news, self._task_ends = Meetings(), News(log), TaskEndLog()
@@ -418,6 +419,10 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
     async def scope(self) -> str:
         """The session's."""
         return self._config.job_scope
+
+    async def store(self) -> str:
+        """Where the session outlives its cluster; "": nowhere."""
+        return self._config.store
 
     async def report(self) -> SessionReport:
         """What the session is.

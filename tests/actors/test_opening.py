@@ -16,7 +16,6 @@ from clamor_ray._protocol.messages import (
     ServerInfo,
     ServerLost,
 )
-from clamor_ray._protocol.source import Source
 from clamor_ray.actors.commits.committed import Entry, Outcome
 from clamor_ray.actors.commits.journal import ANY_REGION, Journal
 from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
