@@ -68,6 +68,7 @@ CREATE TABLE claims (begin_address INTEGER PRIMARY KEY, end_address INTEGER NOT 
 CREATE TABLE inside (region INTEGER NOT NULL, inner INTEGER NOT NULL,
     PRIMARY KEY (region, inner)) WITHOUT ROWID;
 CREATE INDEX inside_by_inner ON inside (inner);
+CREATE TABLE opened (region INTEGER PRIMARY KEY, version INTEGER NOT NULL);
 """
 
 
@@ -103,6 +104,7 @@ class Saved:
     idle: tuple[int, ...] = ()  # of those that leave: because nothing used them
     claims: tuple[tuple[int, int], ...] = ()  # addresses that the session has; see `claim`
     inside: tuple[tuple[int, int], ...] = ()  # (region, one inside of it); see `seal`
+    opened: tuple[tuple[int, int], ...] = ()  # (region, version), above 0; see `open_again`
 
 
 def _record_to_json(record: RegionRecord) -> str:
@@ -168,6 +170,14 @@ def _pass_on_inside(db: sqlite3.Connection, region: int) -> None:
         (region,),
     )
     db.execute("DELETE FROM inside WHERE region = ? OR inner = ?", (region, region))
+
+
+def _delete_region(db: sqlite3.Connection, region: int) -> None:
+    for table in (
+        *("regions", "commits", "plans", "acknowledgements", "sources", "rehomed"),
+        *("lacking", "givers", "opened"),
+    ):
+        db.execute(f"DELETE FROM {table} WHERE region = ?", (region,))
 
 
 def _insert_region(
@@ -264,11 +274,7 @@ class Journal(SqliteFile):
                 if state is not None:
                     db.execute("UPDATE regions SET state = ? WHERE region = ?", (state, region))
                     continue
-                for table in (
-                    *("regions", "commits", "plans", "acknowledgements", "sources", "rehomed"),
-                    *("lacking", "givers"),
-                ):
-                    db.execute(f"DELETE FROM {table} WHERE region = ?", (region,))
+                _delete_region(db, region)
 
     def free_inline(self, regions: Iterable[int], forgotten: Iterable[int] = ()) -> None:
         """Inline variables are freed; of others that is not remembered any more."""
@@ -298,6 +304,35 @@ class Journal(SqliteFile):
         """The session has these addresses from now on, beside those that it had."""
         with self._transaction() as db:
             db.executemany("REPLACE INTO claims VALUES (?, ?)", ranges)
+
+    def open_again(
+        self,
+        gone: Iterable[int],
+        keys: Iterable[int],
+        sources: Iterable[int],
+        opened: Mapping[int, int],
+    ) -> None:
+        """A store is opened in another cluster: what cannot outlive the one before goes. Which that
+        is ``actors/store/opening.py`` says.
+
+        Args:
+            gone: Regions, with their pieces, with all that is known of them.
+            keys: Ids of idempotency keys.
+            sources: Regions whose source goes.
+            opened: The newest version of each region that has one above 0.
+        """
+        with self._transaction() as db:
+            db.execute("DELETE FROM opened")
+            db.executemany("INSERT INTO opened VALUES (?, ?)", opened.items())
+            for region in gone:
+                db.execute("DELETE FROM inside WHERE region = ? OR inner = ?", (region, region))
+                _delete_region(db, region)
+            for table, rows in (("commits", keys), ("sources", sources)):
+                db.executemany(f"DELETE FROM {table} WHERE region = ?", [(row,) for row in rows])
+            for table in ("dropped", "leaving", "givers", "rehomed"):
+                db.execute(f"DELETE FROM {table}")
+            db.execute("DELETE FROM servers WHERE lost IS NULL")
+            db.execute("DELETE FROM meta WHERE name GLOB ?", (IDLE + "*",))
 
     def give_name(self, named: NamedVariable) -> None:
         """A variable has this name from now on."""
@@ -490,6 +525,7 @@ class Journal(SqliteFile):
             ]
             claims = list(db.execute("SELECT * FROM claims ORDER BY begin_address"))
             inside = list(db.execute("SELECT * FROM inside"))
+            opened = list(db.execute("SELECT * FROM opened"))
         return Saved(
             next_region=meta.get("next_region", 1),
             regions=tuple(regions),
@@ -510,4 +546,5 @@ class Journal(SqliteFile):
             idle=tuple(int(name[len(IDLE) :]) for name in meta if name.startswith(IDLE)),
             claims=tuple((begin, end) for begin, end in claims),
             inside=tuple((region, inner) for region, inner in inside),
+            opened=tuple((region, version) for region, version in opened),
         )

@@ -119,6 +119,8 @@ class Regions:
         background: Where spare regions are looked after.
         forget: Are told of a region that is freed or abandoned.
         count: Is told how the references to a region that is sealed are counted.
+        inside: By anchors, what is written down to be inside of a region that is sealed.
+        all_on_disk: All regions are, whoever asks.
     """
 
     def __init__(
@@ -137,6 +139,8 @@ class Regions:
         background: BackgroundTasks,
         forget: Iterable[Callable[[int], object]],
         count: Callable[[int, Counted], object],
+        inside: Callable[[Iterable[bytes]], Iterable[int]] = lambda anchors: (),
+        all_on_disk: bool = False,
     ) -> None:
         self._core = core
         self._log = log
@@ -151,6 +155,8 @@ class Regions:
         self._background = background
         self._forget = tuple(forget)
         self._count = count
+        self._inside = inside
+        self._all_on_disk = all_on_disk
         self._given_up: dict[int, None] = {}  # requests; the oldest first
         self._files: dict[int, Source] = {}  # by region
         self._freed_files: dict[int, Source] = {}  # the same; the oldest first
@@ -215,6 +221,7 @@ class Regions:
             See ``create``.
         """
         info = await self._servers.ensure(node_id)
+        layout = layout._replace(on_disk=layout.on_disk or self._all_on_disk)
         self._abandon_stale()
         if self._core.requested(request_id) is None:
             groups = groups_of(length_bytes, layout)
@@ -250,6 +257,7 @@ class Regions:
         self._ends.carry_out(self._core.abandon_stale(now_s - CREATING_S))
         if (again := self._core.requested(request_id)) is not None:
             return again, False
+        on_disk = on_disk or self._all_on_disk
         made = (length_bytes, server_id, time.monotonic(), request_id, on_disk)
         return self._core.create_region(*made), True
 
@@ -282,7 +290,8 @@ class Regions:
         if self._core.state(region) is RegionState.CREATING:
             self._core.check_seal(region)
             self._check_pieces(region)
-            self._journal.seal(region, source, created)
+            inside = self._inside(counted.inside) if counted is not None else ()
+            self._journal.seal(region, source, created, inside)
         elif created is not None:
             self._core.check_seal(region)
             self._journal.create_region(*created)
