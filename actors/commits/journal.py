@@ -71,6 +71,7 @@ CREATE INDEX inside_by_inner ON inside (inner);
 CREATE TABLE directories (
     number INTEGER PRIMARY KEY AUTOINCREMENT, server_id INTEGER NOT NULL UNIQUE,
     directory TEXT NOT NULL, node_id TEXT NOT NULL);
+CREATE TABLE opened (region INTEGER PRIMARY KEY, version INTEGER NOT NULL);
 """
 
 
@@ -108,6 +109,7 @@ class Saved:
     inside: tuple[tuple[int, int], ...] = ()  # (region, one inside of it); see `seal`
     # (server id, directory of the store, its last node) of all that ever registered, the last first
     directories: tuple[tuple[int, str, str], ...] = ()
+    opened: tuple[tuple[int, int], ...] = ()  # (region, version), above 0; see `open_again`
 
 
 def _record_to_json(record: RegionRecord) -> str:
@@ -173,6 +175,14 @@ def _pass_on_inside(db: sqlite3.Connection, region: int) -> None:
         (region,),
     )
     db.execute("DELETE FROM inside WHERE region = ? OR inner = ?", (region, region))
+
+
+def _delete_region(db: sqlite3.Connection, region: int) -> None:
+    for table in (
+        *("regions", "commits", "plans", "acknowledgements", "sources", "rehomed"),
+        *("lacking", "givers", "opened"),
+    ):
+        db.execute(f"DELETE FROM {table} WHERE region = ?", (region,))
 
 
 def _insert_region(
@@ -269,11 +279,7 @@ class Journal(SqliteFile):
                 if state is not None:
                     db.execute("UPDATE regions SET state = ? WHERE region = ?", (state, region))
                     continue
-                for table in (
-                    *("regions", "commits", "plans", "acknowledgements", "sources", "rehomed"),
-                    *("lacking", "givers"),
-                ):
-                    db.execute(f"DELETE FROM {table} WHERE region = ?", (region,))
+                _delete_region(db, region)
 
     def free_inline(self, regions: Iterable[int], forgotten: Iterable[int] = ()) -> None:
         """Inline variables are freed; of others that is not remembered any more."""
@@ -303,6 +309,35 @@ class Journal(SqliteFile):
         """The session has these addresses from now on, beside those that it had."""
         with self._transaction() as db:
             db.executemany("REPLACE INTO claims VALUES (?, ?)", ranges)
+
+    def open_again(
+        self,
+        gone: Iterable[int],
+        keys: Iterable[int],
+        sources: Iterable[int],
+        opened: Mapping[int, int],
+    ) -> None:
+        """A store is opened in another cluster: what cannot outlive the one before goes. Which that
+        is ``actors/store/opening.py`` says.
+
+        Args:
+            gone: Regions, with their pieces, with all that is known of them.
+            keys: Ids of idempotency keys.
+            sources: Regions whose source goes.
+            opened: The newest version of each region that has one above 0.
+        """
+        with self._transaction() as db:
+            db.execute("DELETE FROM opened")
+            db.executemany("INSERT INTO opened VALUES (?, ?)", opened.items())
+            for region in gone:
+                db.execute("DELETE FROM inside WHERE region = ? OR inner = ?", (region, region))
+                _delete_region(db, region)
+            for table, rows in (("commits", keys), ("sources", sources)):
+                db.executemany(f"DELETE FROM {table} WHERE region = ?", [(row,) for row in rows])
+            for table in ("dropped", "leaving", "givers", "rehomed"):
+                db.execute(f"DELETE FROM {table}")
+            db.execute("DELETE FROM servers WHERE lost IS NULL")
+            db.execute("DELETE FROM meta WHERE name GLOB ?", (IDLE + "*",))
 
     def give_name(self, named: NamedVariable) -> None:
         """A variable has this name from now on."""
@@ -507,6 +542,7 @@ class Journal(SqliteFile):
                     "SELECT server_id, directory, node_id FROM directories ORDER BY number DESC"
                 )
             ]
+            opened = list(db.execute("SELECT * FROM opened"))
         return Saved(
             next_region=meta.get("next_region", 1),
             regions=tuple(regions),
@@ -528,4 +564,5 @@ class Journal(SqliteFile):
             claims=tuple((begin, end) for begin, end in claims),
             inside=tuple((region, inner) for region, inner in inside),
             directories=tuple(directories),
+            opened=tuple((region, version) for region, version in opened),
         )

@@ -40,7 +40,7 @@ from clamor_ray.actors.registry.region_ends import RegionEnds
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 from clamor_ray.actors.registry.servers import PageServers
 from clamor_ray.actors.registry.spare_regions import SpareRegions
-from clamor_ray.actors.window.address_claims import AddressClaims
+from clamor_ray.actors.window.address_claims import AddressClaims, Claim, Range
 
 logger = logging.getLogger("clamor_ray.registry")
 
@@ -59,11 +59,21 @@ class AddressRoom:
     Args:
         core: Knows which addresses and ids are ours.
         claims: The cluster's log of who has which.
+        taken: Is told of all that the session has, before it is used.
+        first_id: The first id of a region, by the session's first claim.
     """
 
-    def __init__(self, core: RegistryCore, claims: AddressClaims) -> None:
+    def __init__(
+        self,
+        core: RegistryCore,
+        claims: AddressClaims,
+        taken: Callable[[list[Range]], object] = lambda ranges: None,
+        first_id: Callable[[Claim], int] = lambda claim: claim.region_ids + 1,
+    ) -> None:
         self._core = core
         self._claims = claims
+        self._taken = taken
+        self._first_id = first_id
         self._claiming = asyncio.Lock()
         self._n_claims = 0  # that the core knows
 
@@ -85,10 +95,11 @@ class AddressRoom:
                         f"{type(failure).__name__}: {failure}.".replace(": .", "."),
                         hint="It is in Ray's GCS: see its log, and try again.",
                     ) from failure
+                self._taken([(claim.begin, claim.end) for claim in claims])
                 for claim in claims:  # those that are known change nothing
                     self._core.addresses.acquire(claim.begin, claim.end)
                 self._n_claims = len(claims)
-                self._core.ids_from(claims[0].region_ids + 1)
+                self._core.ids_from(self._first_id(claims[0]))
 
 
 class Regions:
@@ -108,6 +119,8 @@ class Regions:
         background: Where spare regions are looked after.
         forget: Are told of a region that is freed or abandoned.
         count: Is told how the references to a region that is sealed are counted.
+        inside: By anchors, what is written down to be inside of a region that is sealed.
+        all_on_disk: All regions are, whoever asks.
     """
 
     def __init__(
@@ -126,6 +139,8 @@ class Regions:
         background: BackgroundTasks,
         forget: Iterable[Callable[[int], object]],
         count: Callable[[int, Counted], object],
+        inside: Callable[[Iterable[bytes]], Iterable[int]] = lambda anchors: (),
+        all_on_disk: bool = False,
     ) -> None:
         self._core = core
         self._log = log
@@ -140,6 +155,8 @@ class Regions:
         self._background = background
         self._forget = tuple(forget)
         self._count = count
+        self._inside = inside
+        self._all_on_disk = all_on_disk
         self._given_up: dict[int, None] = {}  # requests; the oldest first
         self._files: dict[int, Source] = {}  # by region
         self._freed_files: dict[int, Source] = {}  # the same; the oldest first
@@ -204,6 +221,7 @@ class Regions:
             See ``create``.
         """
         info = await self._servers.ensure(node_id)
+        layout = layout._replace(on_disk=layout.on_disk or self._all_on_disk)
         self._abandon_stale()
         if self._core.requested(request_id) is None:
             groups = groups_of(length_bytes, layout)
@@ -239,6 +257,7 @@ class Regions:
         self._ends.carry_out(self._core.abandon_stale(now_s - CREATING_S))
         if (again := self._core.requested(request_id)) is not None:
             return again, False
+        on_disk = on_disk or self._all_on_disk
         made = (length_bytes, server_id, time.monotonic(), request_id, on_disk)
         return self._core.create_region(*made), True
 
@@ -271,7 +290,8 @@ class Regions:
         if self._core.state(region) is RegionState.CREATING:
             self._core.check_seal(region)
             self._check_pieces(region)
-            self._journal.seal(region, source, created)
+            inside = self._inside(counted.inside) if counted is not None else ()
+            self._journal.seal(region, source, created, inside)
         elif created is not None:
             self._core.check_seal(region)
             self._journal.create_region(*created)

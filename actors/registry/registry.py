@@ -26,7 +26,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,13 +189,27 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         """What must outlive this process."""
         return Journal(directory)
 
+    def _check_is_new(self, directory: Path) -> None:
+        self._claims.check_is_new(directory)
+
+    def _address_room(self) -> AddressRoom:
+        return AddressRoom(self._core, self._claims)
+
+    def _inside_of(self, anchors: Iterable[bytes]) -> Iterable[int]:
+        """What the journal is told to be inside of a region, by anchors: it asks only for what
+        outlives all references."""
+        return ()
+
     def _start(self, directory: Path, avoid: Sequence[Range], is_restart: bool) -> None:
         """Makes the services, each of those that it stands on."""
         config, timeout_s = self._config, self._config.control_timeout_s
         self._directory = directory
-        claims = AddressClaims(RayTable(), config.job_scope, journals.has_ended, avoid)
+        self._claims = AddressClaims(
+            *(RayTable(), config.job_scope, journals.has_ended, avoid),
+            is_lasting=bool(config.store),
+        )
         if not is_restart:
-            claims.check_is_new(directory)
+            self._check_is_new(directory)
 
         def label(region: int) -> str:
             return self._names.label(region)  # which stand on those that are made with this
@@ -316,7 +330,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             core=core,
             log=log,
             journal=journal,
-            room=AddressRoom(core, claims),
+            room=self._address_room(),
             servers=self._servers,
             handles=handles,
             ends=ends,
@@ -326,6 +340,8 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             background=background,
             forget=[*forget, self._names.region_freed, counts.forget],
             count=lambda region, counted: counts.begin(region, counted.anchor, counted.inside),
+            inside=self._inside_of,
+            all_on_disk=bool(config.store),
         )
         self._anchors = RayAnchors(counts, self._regions.free_unheld, background)
         self._meetings, self._news, self._task_ends = Meetings(), News(log), TaskEndLog()
@@ -411,6 +427,10 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
     async def scope(self) -> str:
         """The session's."""
         return self._config.job_scope
+
+    async def store(self) -> str:
+        """Where the session outlives its cluster; "": nowhere."""
+        return self._config.store
 
     async def report(self) -> SessionReport:
         """What the session is.

@@ -22,6 +22,7 @@ BLOCK_BYTES = 4096
 EXTENT_BYTES = 64 << 20
 LIBRARY_VERSION: Final = __version__  # what a process says as its `library_version`
 NEWS_FREED = -1  # in place of a newer version: the variable was freed
+STORED_IDS: Final = 10**15  # ids of regions of sessions with a store, and of no others, from here
 INLINE_BASE = 1 << 62  # ids from here up are variables that travel in their references
 
 

@@ -190,6 +190,14 @@ class RegistryClient:
     def shared_at(self, server_id: int) -> list[tuple[Pinned, list[Any]]]:
         return self._ask("shared_at", server_id)
 
+    # -- a store
+
+    def store(self) -> str:
+        return self._ask("store")
+
+    def opened_at(self, region: int) -> int:
+        return self._ask("opened_at", region)
+
     # -- names
 
     def give_name(self, name: str, region: int, packed: bytes) -> None:
