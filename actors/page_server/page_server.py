@@ -269,7 +269,7 @@ class PageServer:
             pid=os.getpid(),
             directory=self._place,
         )
-        if damaged:
+        if is_cold:
             registry.store_damaged(server_id, damaged)
         self._info = registry.register_server(info)
         logger.info("page server %#x listens at %s:%d", server_id, host, port)
