@@ -174,7 +174,8 @@ class StorePart:
     ) -> None:
         """The base is at the newest version, and nobody maps it."""
         region = stored.record.region
-        with disk.open_file(base_path(directory, region)) as fd:
+        path = base_path(directory, region)
+        with disk.asking(path, "opening it"), disk.open_file(path) as fd:
             is_mapped = id_of(fd) in mapped
         if is_mapped:  # by who has an array of a session before: that stays as it is
             replace_with_copy(directory, region)
