@@ -499,6 +499,8 @@ int64_t pc_engine_stage_cached(pc_engine *engine, uint64_t region, uint64_t vers
  * at versions before the first that writes it. */
 int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_info *info,
                             const struct pc_run *lost, size_t n_lost, int *fd);
+/* As that, and sealed: of a file on disk that has the region at info->version. fd stays the caller's. */
+int pc_engine_rebuild_from_file(pc_engine *engine, const struct pc_region_info *info, int fd);
 int pc_engine_rebuild_take(pc_engine *engine, uint64_t region, int fd, uint64_t commit_id);
 /* Makes one layer of the region, staged under commit_id, of layers that are staged here: the XOR of their
  * blocks, where one that lacks a block counts as zeros. So a block comes back from the other members of a

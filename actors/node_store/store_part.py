@@ -89,6 +89,8 @@ class StorePart:
         self._region_locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._layers: dict[int, _Layers] = {}
         self._undecided: dict[_Name, float] = {}  # when they came
+        self._taking = threading.Lock()
+        self._taken: dict[str, directories.NodeDirectory] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -206,11 +208,86 @@ class StorePart:
         self._thread = threading.Thread(target=self._run, name="clamor-store", daemon=True)
         self._thread.start()
 
+    # -- directories of others
+
+    def free_directories(self) -> list[str]:
+        """Directories of this store at this node's path that no page server has open.
+
+        Raises:
+            StoreError: They cannot be looked at.
+        """
+        return directories.free_nodes(Path(self._config.store), self._config.store_id)
+
+    def take_directory(self, directory_id: str, state: StoreState) -> list[int]:
+        """Gets ready to be the home of what another directory has, which is locked until
+        ``drop_directory``. Again: as the first time.
+
+        Args:
+            directory_id: Its uuid.
+            state: The regions that are homed there.
+
+        Returns:
+            The regions whose files are whole: they are here, too, and the engine has them.
+
+        Raises:
+            StoreError: It cannot be opened, or the disk refuses something.
+            What the engine raises.
+        """
+        assert self._engine is not None
+        with self._taking:
+            other = self._taken.get(directory_id)
+            if other is None:
+                other = self._taken[directory_id] = self._open_that(directory_id)
+            names, mapped = layer_files.scan_layers(other.path), mapped_files()
+            return [
+                each.record.region
+                for each in state.regions
+                if self._take(other.path, each, names.get(each.record.region, []), mapped)
+            ]
+
+    def _open_that(self, directory_id: str) -> directories.NodeDirectory:
+        where = Path(self._config.store), self._config.store_id, self._config.job_scope
+        return directories.open_node(*where, directory_id=directory_id)
+
+    def _take(
+        self, source: Path, stored: StoredRegion, names: list[LayerName], mapped: set[FileId]
+    ) -> bool:
+        assert self._engine is not None
+        record = stored.record
+        with self._one(record.region):
+            try:
+                self._bring_back(source, stored, names, mapped)
+                bases.link_base(source, self.path, record.region)
+            except (errors.StoreDamagedError, errors.StoreFormatError) as failure:
+                logger.error("%s is not taken over: %s", label(record.region), failure)
+                return False
+            fd = self._base_of(record)
+            try:
+                where = record.version, record.base_address, record.length_bytes
+                home = _native.HomeFile(fd, *where, record.in_file)
+                self._engine.rebuild_from_file(record.region, home, record.term)
+            finally:
+                os.close(fd)
+        return True
+
+    def drop_directory(self, directory_id: str) -> None:
+        """All that a directory had is homed here: it goes. One that is gone is no error.
+
+        Raises:
+            StoreError: It cannot be deleted.
+        """
+        with self._taking:
+            other = self._taken.pop(directory_id, None)
+            if other is not None:
+                directories.remove_node(other)
+
     def close(self) -> None:
         """The session has ended, or this server: lets go of the directory. Idempotent."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
+        for other in self._taken.values():
+            other.close()
         self._noted.unlink(missing_ok=True)
         self._directory.close()
 

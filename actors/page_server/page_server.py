@@ -529,6 +529,19 @@ class PageServer:
         if self._store is not None:
             self._store.keep(region)
 
+    def free_directories(self) -> list[str]:
+        """See ``StorePart.free_directories``."""
+        return self._store.free_directories() if self._store is not None else []
+
+    def take_directory(self, directory: str, state: StoreState) -> list[int]:
+        """See ``StorePart.take_directory``."""
+        return self._store.take_directory(directory, state) if self._store is not None else []
+
+    def drop_directory(self, directory: str) -> None:
+        """See ``StorePart.drop_directory``."""
+        if self._store is not None:
+            self._store.drop_directory(directory)
+
     def _fetch(self, commit_id: int, region: int, from_server: int, layer_bytes: int) -> None:
         what = f"Taking the changed blocks of {label(region)} at their home"
         if not self._engine.has_layer(region, commit_id):  # else it is only asked about

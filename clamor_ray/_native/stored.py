@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clamor_ray._native.base import PC_ERR_SYSTEM, _Handle, c, check
+from clamor_ray._native.base import PC_ERR_SYSTEM, _Handle, c, check, medium_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,25 @@ class StoredFiles(_Handle):
         of power. Not ok: it could not be written, and is asked for again. Any thread."""
         rc = 0 if ok else PC_ERR_SYSTEM
         check(self._call(c.lib.pc_engine_layer_durable, region, commit_id, rc), region=region)
+
+    def rebuild_from_file(self, region: int, home: HomeFile, term: int = 0) -> None:
+        """This server is to be the home of a region whose file is there: as `Engine.rebuild_begin`
+        and `rebuild_seal`. Its versions before that of the file are not kept.
+
+        Args:
+            region: Its id.
+            home: Its file, which stays the caller's.
+            term: In which this server would be the home.
+
+        Raises:
+            WaitTimeoutError: The keeper does not take it, or a former home is still read here.
+            FreedError: It was freed.
+        """
+        info = c.ffi.new("struct pc_region_info *")
+        info.region, info.version, info.term = region, home.version, term
+        info.base_address, info.length_bytes = home.base_address, home.length_bytes
+        info.medium = medium_of(True, home.in_file)
+        check(self._call(c.lib.pc_engine_rebuild_from_file, info, home.fd), region=region)
 
 
 def put_home(keeper_fd: int, region: int, home: HomeFile) -> None:
