@@ -645,6 +645,7 @@ struct pc_engine_stats {
     uint64_t disk_cached_bytes;        /* blocks that were evicted, and are on disk */
     uint64_t disk_cache_reads, disk_cache_writes; /* blocks that came from there, and went there */
     uint64_t file_reads, file_blocks;  /* ranges of files that were read, and blocks that came from them */
+    uint64_t damaged_blocks;           /* of homes of an earlier session: that do not have their checksum */
 };
 /* Whether a page server could have a cache of so many bytes in that directory; else why not. */
 int pc_disk_cache_check(const char *directory, uint64_t bytes);

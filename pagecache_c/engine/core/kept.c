@@ -30,6 +30,8 @@ struct pc__kept pc__kept_of_store(const struct pc__region *region, enum pc__kept
 {
     struct pc__kept kept = pc__kept_of(region, kind, store->inode, version);
     kept.on_disk = store->on_disk;
+    if (kind == PC__KEPT_HOME && region->home && store == &region->home->base)
+        kept.reserved[PC__KEPT_UNCHECKED_AT] = region->home->is_unchecked;
     return kept;
 }
 

@@ -13,6 +13,7 @@ struct pc__lost;
 struct pc__rents;
 struct pc__repair_sets;
 struct pc__session;
+struct pc__unchecked;
 
 /* A file of a home, and which of its blocks mean something. */
 struct pc__store {
@@ -44,6 +45,8 @@ struct pc__home {
     bool overlay_is_torn;          /* it has, or may have, a part of the layer after `applied` */
     struct pc__lost *lost;         /* blocks that no server had when the base was rebuilt, or that are in
                                       the region's file; or NULL (lost.c) */
+    bool is_unchecked;             /* blocks of the base were not looked at yet, or are damaged: */
+    struct pc__unchecked *unchecked; /* which; of a base of an earlier session, or NULL (engine/checks) */
     struct pc_segment *segments;   /* sorted; bytes of the base that lie in another process's memory */
     size_t n_segments;
     uint64_t epoch;                /* readers of a store or a layer count themselves in. It goes on */

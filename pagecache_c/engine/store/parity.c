@@ -63,9 +63,10 @@ struct whole {
 /* Under region.lock: how many blocks there are from there on, n at most; 0: *lost are lost. */
 static uint64_t not_lost(const struct pc__home *home, uint64_t block, uint64_t n, uint64_t *lost)
 {
-    *lost = n;
-    if (!home->lost)
-        return n;
+    const uint64_t damaged = pc__home_damaged(home, block, n) - block;
+    *lost = damaged ? damaged : 1;
+    if (!home->lost || !damaged)
+        return damaged;
     return pc__lost_at(home->lost, home->applied, block, lost, NULL) ? 0 : *lost;
 }
 

@@ -1,9 +1,12 @@
 /* test_store.c - homes that outlive their session: their files and those of layers are given out, and a server
  * of a later session is given them back. */
+#include "engine/checks/checks.h"
 #include "engine/core/core.h"
 #include "tests/support/deltas.h"
 #include "tests/support/engine_main.h"
 #include "tests/support/keepers.h"
+
+#include <linux/falloc.h>
 
 #define N_BLOCKS ((uint64_t)256)
 #define BYTES (N_BLOCKS << 12)
@@ -365,6 +368,383 @@ static void test_a_delta_of_a_session_that_ends(int trap)
     world_stop(&w);
 }
 
+/* --------------------------------------------------------------- checksums */
+
+#define SUMS_DIRECTORY DISK_DIRECTORY
+#define SUMS_AT 8192
+
+static void sums_path(char path[128], uint64_t id)
+{
+    snprintf(path, 128, "%s/%llu.sums", SUMS_DIRECTORY, (unsigned long long)id);
+}
+
+/* As who keeps the home beyond the session writes it. */
+static void write_sums(uint64_t id, const struct pc_home_file *home)
+{
+    struct {
+        char magic[8];
+        uint32_t format, flags;
+        uint64_t region, version, base_address, length_bytes, sequence;
+        uint32_t crc, padding;
+    } slot = {.magic = "CLAMSUMS", .format = 1, .region = id, .base_address = home->base_address,
+              .length_bytes = home->length_bytes};
+    char path[128];
+    uint8_t block[PC_BLOCK_BYTES];
+    sums_path(path, id);
+    (void)unlink(path);
+    const int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    for (uint64_t i = 0; i < 2; i++) { /* the second is the one that counts */
+        slot.sequence = 7 + i;
+        slot.version = i ? home->version : 99;
+        slot.crc = pc_crc32c(0, &slot, 56);
+        CHECK(pwrite(fd, &slot, sizeof slot, (off_t)(i * 4096)) == sizeof slot);
+    }
+    for (uint64_t b = 0; b < N_BLOCKS; b++) {
+        uint32_t sum;
+        CHECK(pread(home->fd, block, sizeof block, (off_t)(b << 12)) == sizeof block);
+        pc_crc32c_blocks(block, 1, &sum);
+        sum ^= 0x98f94189u;
+        if (sum)
+            CHECK(pwrite(fd, &sum, sizeof sum, (off_t)(SUMS_AT + 4 * b)) == sizeof sum);
+    }
+    close(fd);
+}
+
+/* Variable 2 of an earlier session, which was damaged meanwhile, or whose sums were: by `by`. */
+static struct pc_home_file earlier(struct world *w, struct pc_region_info *info,
+                                   void (*by)(const struct pc_home_file *home))
+{
+    *info = variable(w, 2, PC_MEDIUM_MEMORY);
+    const struct pc_home_file home = file_of(w, 2);
+    write_sums(2, &home);
+    if (by)
+        by(&home);
+    told.sums_directory = SUMS_DIRECTORY;
+    next_session(w, 2, &home);
+    return home;
+}
+
+static void world_of_sums_stop(struct world *w, const struct pc_home_file *home)
+{
+    char path[128];
+    sums_path(path, 2);
+    close(home->fd);
+    world_stop(w);
+    (void)unlink(path);
+}
+
+static bool is_mapped_as_it_is(struct world *w)
+{
+    struct pc__region *region = pc__region_get(w->s->engine, 2);
+    pthread_mutex_lock(&region->lock);
+    const bool is = pc__home_base_generation(region) != NULL && !region->home->is_unchecked;
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(w->s->engine, region);
+    return is;
+}
+
+/* Block 5 has other bytes. */
+static void damage(const struct pc_home_file *home)
+{
+    const uint64_t word = 4711;
+    CHECK(pwrite(home->fd, &word, sizeof word, (5 << 12) + 800) == sizeof word);
+}
+
+/* The disk does not know any more that it had something there. */
+static void punch(const struct pc_home_file *home)
+{
+    OK(fallocate(home->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 5 << 12, 1 << 12));
+}
+
+static int fetch(pc_client *client, const struct pc_mapping *m, uint64_t block)
+{
+    const struct pc_run run = {block, 1};
+    return pc_client_prefetch(client, m->id, &run, 1, 1, WAIT);
+}
+
+/* All but block 5, which nobody has. */
+static void check_but_5(struct world *w, pc_client *client, const struct pc_region_info *info)
+{
+    struct pc_mapping m = map_at(client, info, 0, 0);
+    const struct pc_run all = {0, 16};
+    CHECK(pc_client_prefetch(client, m.id, &all, 1, 1, WAIT) == PC_ERR_HOME_LOST);
+    CHECK(fetch(client, &m, 5) == PC_ERR_HOME_LOST);
+    for (uint64_t offset = 0; offset < BYTES; offset += PC_BLOCK_BYTES)
+        if (offset >> 12 != 5)
+            CHECK(at(&m, offset) == (offset < BYTES / 2 ? pattern(2, offset) : 0));
+    OK(pc_client_unmap(client, m.id));
+    CHECK(stats_of(w->s).damaged_blocks == 1);
+}
+
+/* Of what has data: the rest are zeros. */
+static void check_half_at(struct world *w, const struct pc_region_info *info, uint64_t version)
+{
+    struct pc_mapping m = map_at(w->client, info, version, 0);
+    uint64_t *owners = registry_owners(w->c->registry, info->region, version, N_BLOCKS);
+    for (uint64_t b = 0; b < N_BLOCKS / 2; b++)
+        check_block(w->c, &m, info, version, owners[b], b);
+    free(owners);
+    OK(pc_client_unmap(w->client, m.id));
+}
+
+static void test_a_home_that_has_its_checksums(int trap)
+{
+    struct pc_region_info info;
+    struct world w = world_start(trap);
+    const struct pc_home_file home = earlier(&w, &info, NULL);
+    check_half(&w, &info);
+    SOON(is_mapped_as_it_is(&w));
+    check_half(&w, &info);
+    const struct pc_run some = {3, 2};
+    CHECK(commit(w.c, w.s, w.client, &info, 0, &some, 1) == 1);
+    SOON(file_of(&w, 2).version == 1);
+    check_half_at(&w, &info, 1);
+    CHECK(stats_of(w.s).damaged_blocks == 0);
+    world_of_sums_stop(&w, &home);
+}
+
+/* As if no block had been looked at yet. The worker stands still. */
+static void look_anew(struct world *w, const struct pc_home_file *home)
+{
+    const struct pc__kept kept = {.region = 2, .version = home->version, .base_address = home->base_address,
+                                  .length_bytes = home->length_bytes};
+    struct pc__region *region = pc__region_get(w->s->engine, 2);
+    pthread_mutex_lock(&region->lock);
+    struct pc__generation *base = pc__home_base_generation(region);
+    if (base)
+        pc__generation_drop(w->s->engine, region, base);
+    pc__unchecked_close(region->home->unchecked);
+    OK(pc__unchecked_open(w->s->engine, &kept, &region->home->base.data, &region->home->unchecked));
+    region->home->is_unchecked = true;
+    pc__worker_queue(w->s->engine, region);
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(w->s->engine, region);
+}
+
+/* Who is faster than the worker gets nothing that was not looked at. */
+static void test_a_block_is_looked_at_when_it_is_read(int trap)
+{
+    struct pc_region_info info;
+    struct world w = world_start(trap);
+    const struct pc_home_file home = earlier(&w, &info, NULL);
+    struct standstill still;
+    SOON(is_mapped_as_it_is(&w));
+    hold_worker(&still, w.s);
+    look_anew(&w, &home);
+    damage(&home);
+    check_but_5(&w, w.client, &info);
+    CHECK(!is_mapped_as_it_is(&w));
+    release_worker(&still);
+    check_but_5(&w, w.client, &info);
+    world_of_sums_stop(&w, &home);
+}
+
+/* A server of another node asks for many at once. */
+static void test_of_another_node_likewise(int trap)
+{
+    struct pc_region_info info;
+    struct world w = world_start(trap);
+    const struct pc_home_file home = earlier(&w, &info, NULL);
+    struct standstill still;
+    SOON(is_mapped_as_it_is(&w));
+    w.c->n = 2;
+    told.sums_directory = NULL;
+    server_start(w.c, 1, "store", -1);
+    pc_client *far = attach(&w.c->servers[1], trap);
+    hold_worker(&still, w.s);
+    look_anew(&w, &home);
+    damage(&home);
+    OK(fsync(home.fd));
+    OK(posix_fadvise(home.fd, 0, 0, POSIX_FADV_DONTNEED));
+    check_but_5(&w, far, &info);
+    release_worker(&still);
+    pc_client_close(far);
+    SOON(stats_of(&w.c->servers[1]).mappings == 0);
+    world_of_sums_stop(&w, &home);
+}
+
+/* Also where nobody reads it; and the next server does not give it out either. */
+static void look_at_damage(int trap, void (*by)(const struct pc_home_file *home))
+{
+    struct pc_region_info info;
+    struct world w = world_start(trap);
+    const struct pc_home_file home = earlier(&w, &info, by);
+    SOON(stats_of(w.s).damaged_blocks == 1);
+    CHECK(w.s->log_events > 0 && !is_mapped_as_it_is(&w));
+    check_but_5(&w, w.client, &info);
+    pc_client_close(w.client);
+    server_stop(w.c, 0);
+    close(w.to_keeper);
+    w.to_keeper = keeper_connect(&w.keeper);
+    told.cold = 0;
+    told.settle_ns = SECOND / 10;
+    begin_server(&w);
+    SOON(stats_of(w.s).damaged_blocks == 1);
+    check_but_5(&w, w.client, &info);
+    world_of_sums_stop(&w, &home);
+}
+
+static void test_a_damaged_block(int trap)
+{
+    look_at_damage(trap, damage);
+}
+
+static void test_a_block_that_the_disk_has_lost(int trap)
+{
+    look_at_damage(trap, punch);
+}
+
+/* What a commit writes is there from that version on, and what it replaced is nobody's. */
+static void test_a_damaged_block_is_written_anew(int trap)
+{
+    struct pc_region_info info;
+    struct world w = world_start(trap);
+    const struct pc_home_file home = earlier(&w, &info, damage);
+    const struct pc_run some = {4, 3}, other = {20, 1};
+    struct pc_mapping m;
+    SOON(stats_of(w.s).damaged_blocks == 1);
+    CHECK(commit(w.c, w.s, w.client, &info, 0, &other, 1) == 1); /* which it does not touch */
+    SOON(stats_of(w.s).commits_applied == 1);
+    struct transaction t;
+    OK(try_begin(w.c, w.s, w.client, &info, 1, &t));
+    OK(pc_client_blank(w.client, t.m.id, &some, 1));
+    write_runs(&t, &some, 1);
+    OK(try_stage(&t));
+    CHECK(decide(&t) == 2);
+    tell(&t);
+    OK(pc_client_unmap(w.client, t.m.id));
+    SOON(stats_of(w.s).commits_applied == 2);
+    check_half_at(&w, &info, 2);
+    CHECK(try_map(w.client, &info, 1, 0, &m) == PC_ERR_EXPIRED);
+    /* What is not whole does not move. */
+    const struct pc_run five = {5, 1};
+    CHECK(pc_engine_stage_home(w.s->engine, 2, 1, 77, &five, 1) < 0);
+    OK(pc_engine_stage_home(w.s->engine, 2, 2, 78, &five, 1));
+    OK(pc_engine_drop_staged(w.s->engine, 2, 78));
+    world_of_sums_stop(&w, &home);
+}
+
+/* Another server would take it for zeros. */
+static void test_a_home_with_a_damaged_block_does_not_move(int trap)
+{
+    struct pc_region_info info;
+    struct world w = world_start(trap);
+    const struct pc_home_file home = earlier(&w, &info, damage);
+    struct pc_run runs[16];
+    SOON(stats_of(w.s).damaged_blocks == 1);
+    const int64_t n = pc_engine_home_blocks(w.s->engine, 2, 0, runs, 16);
+    CHECK(n == 1 && runs[0].first_block == 0 && runs[0].n_blocks > 5);
+    CHECK(pc_engine_stage_home(w.s->engine, 2, 0, 77, runs, 1) == PC_ERR_HOME_LOST);
+    world_of_sums_stop(&w, &home);
+}
+
+/* What is to be XORed with it is of no use; what lies around it is. */
+static void test_a_delta_of_a_damaged_block(int trap)
+{
+    static struct changes changes;
+    struct pc_region_info info;
+    struct world w = world_start(trap);
+    const struct pc_home_file home = earlier(&w, &info, damage);
+    const struct pc_run some = {4, 3};
+    SOON(stats_of(w.s).damaged_blocks == 1);
+    commit_delta(&w, &changes, &some);
+    struct pc_mapping m = map_at(w.client, &info, 1, 0);
+    CHECK(at(&m, 4 << 12) == word_of(&changes, 2, 1, 4, 0) && fetch(w.client, &m, 5) == PC_ERR_HOME_LOST);
+    OK(pc_client_unmap(w.client, m.id));
+    SOON(stats_of(w.s).commits_applied == 1);
+    m = map_at(w.client, &info, 1, 0);
+    CHECK(at(&m, 6 << 12) == word_of(&changes, 2, 1, 6, 0) && fetch(w.client, &m, 5) == PC_ERR_HOME_LOST);
+    OK(pc_client_unmap(w.client, m.id));
+    world_of_sums_stop(&w, &home);
+}
+
+static void cut_sums(const struct pc_home_file *home)
+{
+    char path[128];
+    (void)home;
+    sums_path(path, 2);
+    OK(truncate(path, 4100));
+}
+
+static void remove_sums(const struct pc_home_file *home)
+{
+    char path[128];
+    (void)home;
+    sums_path(path, 2);
+    OK(unlink(path));
+}
+
+static void write_sums_of_another(const struct pc_home_file *home)
+{
+    struct pc_home_file later = *home;
+    later.version = 3;
+    write_sums(2, &later);
+}
+
+/* Nobody is given what cannot be looked at, and nothing of it is lost for that. */
+static void test_checksums_that_are_not_to_be_had(int trap)
+{
+    static void (*const by[])(const struct pc_home_file *) = {cut_sums, remove_sums, write_sums_of_another};
+    struct pc_region_info info;
+    struct stat st;
+    for (size_t i = 0; i < sizeof by / sizeof by[0]; i++) {
+        struct world w = world_start(trap);
+        const struct pc_home_file home = earlier(&w, &info, by[i]);
+        SOON(w.s->log_events > 0);
+        struct pc_mapping m;
+        const int rc = try_map(w.client, &info, 0, 0, &m);
+        CHECK(rc == PC_ERR_HOME_LOST || (!rc && fetch(w.client, &m, 200) == PC_ERR_HOME_LOST));
+        CHECK(!fstat(home.fd, &st) && st.st_size == (off_t)BYTES && word_at(home.fd, 0) == pattern(2, 0));
+        close(home.fd);
+        world_stop(&w);
+        told.cold = 0;
+        told.sums_directory = NULL;
+    }
+    remove_sums(NULL);
+}
+
+/* The sums are of what the base was: a server that is restarted later does not look at them. */
+static void test_what_was_looked_at_once(int trap)
+{
+    struct pc_region_info info;
+    struct world w = world_start(trap);
+    const struct pc_home_file home = earlier(&w, &info, NULL);
+    SOON(is_mapped_as_it_is(&w));
+    remove_sums(&home);
+    pc_client_close(w.client);
+    server_stop(w.c, 0);
+    close(w.to_keeper);
+    w.to_keeper = keeper_connect(&w.keeper);
+    told.cold = 0;
+    told.settle_ns = SECOND / 10;
+    begin_server(&w);
+    check_half(&w, &info);
+    CHECK(is_mapped_as_it_is(&w));
+    world_of_sums_stop(&w, &home);
+}
+
+/* A base that was looked at in part is not changed before it was looked at in full. */
+static void test_commits_meanwhile(int trap)
+{
+    struct pc_region_info info;
+    struct world w = world_start(trap);
+    const struct pc_home_file home = earlier(&w, &info, NULL);
+    const struct pc_run some = {3, 2};
+    struct standstill still;
+    SOON(is_mapped_as_it_is(&w));
+    hold_worker(&still, w.s);
+    look_anew(&w, &home);
+    for (uint64_t version = 0; version < 3; version++)
+        CHECK(commit(w.c, w.s, w.client, &info, version, &some, 1) == version + 1);
+    check_half_at(&w, &info, 3);
+    release_worker(&still);
+    SOON(stats_of(w.s).commits_applied == 3 && is_mapped_as_it_is(&w) && file_of(&w, 2).version == 3);
+    for (uint64_t version = 0; version <= 3; version++)
+        check_half_at(&w, &info, version);
+    world_of_sums_stop(&w, &home);
+}
+
 int main(int argc, char **argv)
 {
     static const struct engine_test tests[] = {TEST(the_file_of_a_home),
@@ -376,6 +756,17 @@ int main(int argc, char **argv)
                                                TEST(a_delta_waits_until_it_is_durable),
                                                TEST(an_answer_is_heard_at_once),
                                                TEST(a_server_that_waits_is_started_again),
-                                               TEST(a_delta_of_a_session_that_ends)};
+                                               TEST(a_delta_of_a_session_that_ends),
+                                               TEST(a_home_that_has_its_checksums),
+                                               TEST(a_block_is_looked_at_when_it_is_read),
+                                               TEST(of_another_node_likewise),
+                                               TEST(a_damaged_block),
+                                               TEST(a_block_that_the_disk_has_lost),
+                                               TEST(a_damaged_block_is_written_anew),
+                                               TEST(a_home_with_a_damaged_block_does_not_move),
+                                               TEST(a_delta_of_a_damaged_block),
+                                               TEST(checksums_that_are_not_to_be_had),
+                                               TEST(what_was_looked_at_once),
+                                               TEST(commits_meanwhile)};
     return run_over_traps(tests, sizeof tests / sizeof tests[0], argc > 1 ? argv[1] : NULL) != 0;
 }
