@@ -28,11 +28,13 @@ from clamor_ray._protocol import names
 from clamor_ray._protocol.messages import STORED_IDS, ServerConfig, SessionReport
 from clamor_ray._protocol.ray_state import actor_names
 from clamor_ray._store.directories import RegistryDirectory, open_registry
+from clamor_ray.actors.commits.durable_journal import DurableJournal
 from clamor_ray.actors.commits.journal import ANY_REGION, Journal, Saved
 from clamor_ray.actors.process import journals
 from clamor_ray.actors.registry.regions import AddressRoom
 from clamor_ray.actors.registry.registry import Registry
 from clamor_ray.actors.registry.registry_core import RegionState
+from clamor_ray.actors.store.durable_calls import durable
 from clamor_ray.actors.store.opening import open_again
 from clamor_ray.actors.window.address_claims import REGION_IDS, Claim, Range
 
@@ -42,8 +44,11 @@ LOOK_S: Final = 0.1
 FIRST_IDS: Final = range(STORED_IDS // REGION_IDS, 10**9)  # of stores, times `REGION_IDS`
 
 
+@durable
 class StoreRegistry(Registry):
     """See the file's head."""
+
+    KEEPS = True
 
     def __init__(self, config: ServerConfig, secret: bytes, avoid: Sequence[Range] = ()) -> None:
         self._refusal: errors.ClamorError | None = None
@@ -75,7 +80,7 @@ class StoreRegistry(Registry):
     def _open_journal(self, directory: Path) -> Journal:
         directory.mkdir(mode=0o700, exist_ok=True)
         self._store_directory = self._open_directory()
-        return Journal(self._store_directory.path)
+        return DurableJournal(self._store_directory.path)
 
     def _open_directory(self) -> RegistryDirectory:
         """The registry's directory in the store, which nobody else has open from now on."""
@@ -123,6 +128,13 @@ class StoreRegistry(Registry):
         self._opened_at = dict(saved.opened)
         super()._take_back(saved)
         (self._directory / MARK).write_text(self._mark())
+
+    def _home_begins(self, server_id: int) -> None:
+        """A page server begins anew from what its directory has: a cold start, at which it drops
+        what nobody has decided. To be called before it is told what was, without an await
+        between."""
+        self._commits.home_begins(server_id)
+        self._regions.home_begins(server_id)
 
     def _opening(self, saved: Saved) -> Saved:
         """A new opening of the store: what goes on of what the journal holds, which is written
