@@ -68,6 +68,9 @@ CREATE TABLE claims (begin_address INTEGER PRIMARY KEY, end_address INTEGER NOT 
 CREATE TABLE inside (region INTEGER NOT NULL, inner INTEGER NOT NULL,
     PRIMARY KEY (region, inner)) WITHOUT ROWID;
 CREATE INDEX inside_by_inner ON inside (inner);
+CREATE TABLE directories (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, server_id INTEGER NOT NULL UNIQUE,
+    directory TEXT NOT NULL, node_id TEXT NOT NULL);
 CREATE TABLE opened (region INTEGER PRIMARY KEY, version INTEGER NOT NULL);
 """
 
@@ -104,6 +107,8 @@ class Saved:
     idle: tuple[int, ...] = ()  # of those that leave: because nothing used them
     claims: tuple[tuple[int, int], ...] = ()  # addresses that the session has; see `claim`
     inside: tuple[tuple[int, int], ...] = ()  # (region, one inside of it); see `seal`
+    # (server id, directory of the store, its last node) of all that ever registered, the last first
+    directories: tuple[tuple[int, str, str], ...] = ()
     opened: tuple[tuple[int, int], ...] = ()  # (region, version), above 0; see `open_again`
 
 
@@ -345,8 +350,14 @@ class Journal(SqliteFile):
             db.execute("DELETE FROM names WHERE name = ?", (name,))
 
     def save_server(self, info: ServerInfo) -> None:
-        """A server registered, or registered again. One that is lost stays lost."""
+        """A server registered, or registered again. One that is lost stays lost. Which directory
+        of a store it had is kept for good."""
         with self._transaction() as db:
+            if info.directory:
+                db.execute(
+                    "REPLACE INTO directories (server_id, directory, node_id) VALUES (?, ?, ?)",
+                    (signed(info.server_id), info.directory, info.node_id),
+                )
             db.execute(
                 "INSERT INTO servers VALUES (?, ?, NULL) ON CONFLICT DO UPDATE "
                 "SET info = excluded.info WHERE lost IS NULL",
@@ -525,6 +536,12 @@ class Journal(SqliteFile):
             ]
             claims = list(db.execute("SELECT * FROM claims ORDER BY begin_address"))
             inside = list(db.execute("SELECT * FROM inside"))
+            directories = [
+                (unsigned(server_id), directory, node_id)
+                for server_id, directory, node_id in db.execute(
+                    "SELECT server_id, directory, node_id FROM directories ORDER BY number DESC"
+                )
+            ]
             opened = list(db.execute("SELECT * FROM opened"))
         return Saved(
             next_region=meta.get("next_region", 1),
@@ -546,5 +563,6 @@ class Journal(SqliteFile):
             idle=tuple(int(name[len(IDLE) :]) for name in meta if name.startswith(IDLE)),
             claims=tuple((begin, end) for begin, end in claims),
             inside=tuple((region, inner) for region, inner in inside),
+            directories=tuple(directories),
             opened=tuple((region, version) for region, version in opened),
         )

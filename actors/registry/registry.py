@@ -56,6 +56,7 @@ from clamor_ray._protocol.messages import (
     ServerConfig,
     ServerInfo,
     SessionReport,
+    StoreState,
     VariableRecord,
 )
 from clamor_ray._protocol.ray_state import alive_nodes, forget_jobs_of
@@ -102,6 +103,7 @@ from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 from clamor_ray.actors.registry.servers import PageServers
 from clamor_ray.actors.registry.variable_names import VariableNames
 from clamor_ray.actors.registry.versions import Versions
+from clamor_ray.actors.store.stored_homes import StoredHomes
 from clamor_ray.actors.window.address_claims import REGION_IDS, AddressClaims, Range, RayTable
 from clamor_ray.actors.window.address_space import AddressSpace
 
@@ -230,6 +232,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         homes = RayHomes(core, handles, liveness.lose, liveness.examine, label)
         losses = self._losses = Losses()
         held, unheard = HeldCommits(), UnheardHomes()
+        stored = self._stored_homes = StoredHomes(core, log, journal, losses)
         commits = self._commits = Commits(
             log,
             journal,
@@ -248,6 +251,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         )
 
         def has_more(server_id: int) -> None:
+            stored.server_here(server_id)
             lineage.server_here(server_id)
             self._separations.look()
 
@@ -257,6 +261,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             is_leaving=lambda server_id: self._drains.is_leaving(server_id),
             is_suspected=lambda server_id: self._servers.is_suspected(server_id),
             make_room=lambda *what: self._full_nodes.make_room(*what),
+            stored=stored,
         )
         self._switches = Switches(
             *(core, log, journal, homes, held, losses, unheard),
@@ -290,6 +295,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             ends=ends,
             here=has_more,
             background=background,
+            returned=stored.returned,
         )
         self._full_nodes = FullNodes(
             *(core, self._moves, self._drains, self._servers.room, timeout_s, label)
@@ -364,6 +370,8 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             saved.lost,
             time.monotonic(),
             (saved.next_region - 1) // REGION_IDS * REGION_IDS + 1,
+            saved.directories,
+            awaits_homes=bool(self._config.store),
         )
         for lost in saved.lost:
             self._log.server_lost(lost.server_id)
@@ -495,7 +503,15 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
 
     async def begin_server(self, node_id: str, directory: str = "") -> tuple[int, bool]:
         """See ``PageServers.begin``; a directory there is only in a session with a store."""
-        return self._servers.begin(node_id)
+        return self._servers.begin(node_id, directory)
+
+    async def directory_at(self, node_id: str) -> str:
+        """See ``Lives.directory_at``."""
+        return self._core.lives.directory_at(node_id)
+
+    async def store_state(self, server_id: int) -> StoreState:
+        """See ``StoredHomes.state``."""
+        return self._stored_homes.state(server_id)
 
     async def renew_server(self, node_id: str, server_id: int, reason: str, n_old: int = 0) -> int:
         """See ``PageServers.renew``."""

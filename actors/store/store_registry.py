@@ -155,6 +155,10 @@ class StoreRegistry(Registry):
             raise self._refusal
         return await super().report()
 
+    async def store_damaged(self, server_id: int, regions: dict[int, str]) -> None:
+        """See ``StoredHomes.are_damaged``."""
+        self._stored_homes.are_damaged(server_id, regions)
+
     async def opened_at(self, region: int) -> int:
         """The version that a region had when the store was opened: of those before it nothing is
         kept."""
