@@ -10,7 +10,8 @@ Where what is:
   killed and started again, as in every session.
 
 A store that cannot be opened is no reason to end: Ray would tell the driver no more than that the
-actor is dead. So this one stays, and ``report`` says why; who has made it ends it.
+actor is dead. So this one stays for ``REFUSING_S``, and ``report`` says why; who has made it ends
+it sooner.
 
 The class has a ``__repr__`` of its own: see ``process.starting``.
 """
@@ -18,10 +19,14 @@ The class has a ``__repr__`` of its own: see ``process.starting``.
 from __future__ import annotations
 
 import secrets
+import shutil
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
+
+import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol import names
@@ -39,6 +44,7 @@ from clamor_ray.actors.store.opening import open_again
 from clamor_ray.actors.window.address_claims import REGION_IDS, Claim, Range
 
 MARK: Final = "store-open"
+REFUSING_S: Final = 30.0
 DYING_S: Final = 20.0  # that the registry before this one may take to be gone
 LOOK_S: Final = 0.1
 FIRST_IDS: Final = range(STORED_IDS // REGION_IDS, 10**9)  # of stores, times `REGION_IDS`
@@ -60,6 +66,7 @@ class StoreRegistry(Registry):
                 raise
             self._refusal = refusal
             self._let_go()
+            _end_after(REFUSING_S)
 
     def __repr__(self) -> str:
         return f"StoreRegistry({self._config.job_scope})"
@@ -78,8 +85,10 @@ class StoreRegistry(Registry):
         pass  # what an earlier opening gave out is in the journal
 
     def _open_journal(self, directory: Path) -> Journal:
-        directory.mkdir(mode=0o700, exist_ok=True)
         self._store_directory = self._open_directory()
+        if not self._is_restart(directory):  # an earlier session with this store was killed
+            shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         return DurableJournal(self._store_directory.path)
 
     def _open_directory(self) -> RegistryDirectory:
@@ -172,6 +181,14 @@ class StoreRegistry(Registry):
         if self._refusal is None:
             await super().shutdown()
         self._let_go()
+
+
+def _end_after(seconds: float) -> None:
+    """This actor ends then, and Ray does not start it again."""
+    own = ray.get_runtime_context().current_actor
+    timer = threading.Timer(seconds, ray.kill, (own,))
+    timer.daemon = True
+    timer.start()
 
 
 def _label(scope: str) -> str:
