@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -76,8 +77,10 @@ class StoreRegistry(Registry):
         pass  # what an earlier opening gave out is in the journal
 
     def _open_journal(self, directory: Path) -> Journal:
-        directory.mkdir(mode=0o700, exist_ok=True)
         self._store_directory = self._open_directory()
+        if not self._is_restart(directory):  # an earlier session with this store was killed
+            shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         return Journal(self._store_directory.path)
 
     def _open_directory(self) -> RegistryDirectory:

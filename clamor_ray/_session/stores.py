@@ -153,9 +153,15 @@ def choose(found: Mapping[str, Here], here: str, root: str, session: str) -> Pla
 def _what_is_here(root: str) -> Here:
     """Runs on each node."""
     found = what_is_here(Path(root))
-    registry = Path(root, REGISTRY)
-    if found.registry is None and registry.exists():
-        description.read(registry)  # says why
+    if found.registry is None and found.trouble:
+        for path in (Path(root), Path(root, REGISTRY)):  # these are not there, or must be right
+            if not os.path.lexists(path):
+                continue
+            has = os.lstat(path)
+            if has.st_uid != os.geteuid() or has.st_mode & 0o077:
+                raise errors.StoreAccessError(found.trouble[0])
+            if path.name == REGISTRY:
+                description.read(path)  # says why
     return found
 
 
