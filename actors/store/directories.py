@@ -273,8 +273,8 @@ class StoreDirectories:
             What the call raises: Nothing has changed.
         """
         state = self._stored.state_of(directory, server_id)
-        for each in state.regions:  # it is told when one of them is freed
-            self._core.lookup(each.record.region, server_id)
+        for stored in state.regions:  # it is told when one of them is freed
+            self._core.lookup(stored.record.region, server_id)
         call = self._servers.take_directory(server_id, directory, state)
         ready = set(await watched(self._servers, server_id, call, TAKE_S))
         if self._core.node_of(server_id) is None:
