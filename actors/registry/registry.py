@@ -56,7 +56,6 @@ from clamor_ray._protocol.messages import (
     ServerConfig,
     ServerInfo,
     SessionReport,
-    StoreState,
     VariableRecord,
 )
 from clamor_ray._protocol.ray_state import alive_nodes, forget_jobs_of
@@ -103,7 +102,7 @@ from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 from clamor_ray.actors.registry.servers import PageServers
 from clamor_ray.actors.registry.variable_names import VariableNames
 from clamor_ray.actors.registry.versions import Versions
-from clamor_ray.actors.store.stored_homes import StoredHomes
+from clamor_ray.actors.store.stored_homes import StoreCalls, StoredHomes
 from clamor_ray.actors.window.address_claims import REGION_IDS, AddressClaims, Range, RayTable
 from clamor_ray.actors.window.address_space import AddressSpace
 
@@ -151,7 +150,7 @@ def create_registry(
     )
 
 
-class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
+class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls, StoreCalls):
     """See the file's head. Calls are documented at the services that answer them.
 
     Args:
@@ -231,12 +230,12 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         late = self._late = LateWrites(core, journal, background)
         liveness = self._liveness = Liveness(core, log, handles, late)
         ends = self._ends = RegionEnds(core, handles, late, liveness, background, journal.synced)
-        homes = RayHomes(
+        homes = self._homes = RayHomes(
             *(core, handles, liveness.lose, liveness.examine, label), before_told=journal.synced
         )
         losses = self._losses = Losses()
         held, unheard = HeldCommits(), UnheardHomes()
-        stored = self._stored_homes = StoredHomes(core, log, journal, losses)
+        stored = self._stored_homes = StoredHomes(core, log, journal, losses, unheard)
         commits = self._commits = Commits(
             log,
             journal,
@@ -510,14 +509,6 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
     async def begin_server(self, node_id: str, directory: str = "") -> tuple[int, bool]:
         """See ``PageServers.begin``; a directory there is only in a session with a store."""
         return self._servers.begin(node_id, directory)
-
-    async def directory_at(self, node_id: str) -> str:
-        """See ``Lives.directory_at``."""
-        return self._core.lives.directory_at(node_id)
-
-    async def store_state(self, server_id: int) -> StoreState:
-        """See ``StoredHomes.state``."""
-        return self._stored_homes.state(server_id)
 
     async def renew_server(self, node_id: str, server_id: int, reason: str, n_old: int = 0) -> int:
         """See ``PageServers.renew``."""

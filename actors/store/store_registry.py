@@ -18,6 +18,7 @@ The class has a ``__repr__`` of its own: see ``process.starting``.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import shutil
 import threading
@@ -31,7 +32,7 @@ import ray
 from clamor_ray import errors
 from clamor_ray._protocol import names
 from clamor_ray._protocol.messages import STORED_IDS, ServerConfig, SessionReport
-from clamor_ray._protocol.ray_state import actor_names
+from clamor_ray._protocol.ray_state import actor_names, alive_nodes
 from clamor_ray._store.directories import RegistryDirectory, open_registry
 from clamor_ray.actors.commits.durable_journal import DurableJournal
 from clamor_ray.actors.commits.journal import ANY_REGION, Journal, Saved
@@ -39,6 +40,8 @@ from clamor_ray.actors.process import journals
 from clamor_ray.actors.registry.regions import AddressRoom
 from clamor_ray.actors.registry.registry import Registry
 from clamor_ray.actors.registry.registry_core import RegionState
+from clamor_ray.actors.registry.servers import START_SERVER_S
+from clamor_ray.actors.store.directories import AwayDirectory, StoreDirectories
 from clamor_ray.actors.store.durable_calls import durable
 from clamor_ray.actors.store.opening import open_again
 from clamor_ray.actors.window.address_claims import REGION_IDS, Claim, Range
@@ -130,6 +133,30 @@ class StoreRegistry(Registry):
             return (ANY_REGION,)
         return regions
 
+    def _start(self, directory: Path, avoid: Sequence[Range], is_restart: bool) -> None:
+        super()._start(directory, avoid, is_restart)
+        directories = self._directories = StoreDirectories(
+            *(self._core, self._stored_homes, self._homes),
+            lose=self._lose,
+            start_all=self._start_all,
+            start_new=self._start_new,
+            is_starting=self._servers.is_starting,
+            is_leaving=self._drains.is_leaving,
+        )
+        self._liveness.when_lost.append(lambda loss: directories.server_lost())
+        directories.open()
+
+    def _lose(self, server_id: int, reason: str) -> None:
+        self._liveness.lose(server_id, reason)
+        self._late.save_changed()
+
+    async def _start_all(self) -> None:
+        alive = await asyncio.to_thread(alive_nodes)
+        await self._servers.ensure_at(alive.difference(self._announced.announced), START_SERVER_S)
+
+    async def _start_new(self) -> None:
+        await self._servers.start_spares(self._announced.announced, self._drains.is_leaving)
+
     def _take_back(self, saved: Saved) -> None:
         if not self._is_restart(self._directory):
             self._claims.claim_exactly(saved.claims, _label)
@@ -176,9 +203,18 @@ class StoreRegistry(Registry):
         kept."""
         return self._opened_at.get(region, 0)
 
+    async def until_open(self, timeout_s: float) -> bool:
+        """See ``StoreDirectories.until_open``."""
+        return await self._directories.until_open(timeout_s)
+
+    async def away(self) -> tuple[AwayDirectory, ...]:
+        """See ``StoreDirectories.away``."""
+        return self._directories.away()
+
     async def shutdown(self) -> None:
         """See ``Registry.shutdown``. The store stays, and may be opened again."""
         if self._refusal is None:
+            await self._directories.close()
             await super().shutdown()
         self._let_go()
 

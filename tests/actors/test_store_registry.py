@@ -32,7 +32,10 @@ from tests.actors.test_registry_facade import FakeHandle
 from tests.support.claims_table import ListTable
 
 NODE = "ab" * 28
-INFO = ServerInfo(server_id_of(NODE), NODE, "10.0.0.1", 1, "name", "0.1.0")
+DIRECTORY = "cd" * 16
+INFO = ServerInfo(
+    *(server_id_of(DIRECTORY), NODE, "10.0.0.1", 1, "name", "0.1.0"), directory=DIRECTORY
+)
 SCOPE = "aaaaaa000001"
 
 
@@ -81,6 +84,7 @@ class World:
             finally:  # as by SIGKILL: nothing is told
                 if registry._refusal is None:
                     registry._background.close()
+                    await registry._directories.close()
                     await registry._commits.close()
                     await registry._lineage.stop()
                 registry._let_go()
