@@ -28,6 +28,7 @@ from clamor_ray._protocol.messages import (
     Write,
 )
 from clamor_ray._protocol.source import Source, make_again
+from clamor_ray.actors.commits.commits import NotKnownYet
 from clamor_ray.actors.lost_homes.repairs import Staged
 from clamor_ray.actors.registry.registry_core import RegistryCore
 
@@ -278,7 +279,7 @@ class RayHomes:
         await self._before_told()
         handle = self._handles.get(home)
         if handle is None:
-            raise errors.ServerUnavailableError(f"The page server {home:#x} is not known yet.")
+            raise NotKnownYet(f"The page server {home:#x} is not known yet.")
         try:
             return await answer_of(getattr(handle, method).remote(*arguments))
         except ActorDiedError as failure:

@@ -102,7 +102,7 @@ from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 from clamor_ray.actors.registry.servers import PageServers
 from clamor_ray.actors.registry.variable_names import VariableNames
 from clamor_ray.actors.registry.versions import Versions
-from clamor_ray.actors.store.stored_homes import StoreCalls, StoredHomes
+from clamor_ray.actors.store.stored_homes import StoredHomes
 from clamor_ray.actors.window.address_claims import REGION_IDS, AddressClaims, Range, RayTable
 from clamor_ray.actors.window.address_space import AddressSpace
 
@@ -150,7 +150,7 @@ def create_registry(
     )
 
 
-class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls, StoreCalls):
+class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
     """See the file's head. Calls are documented at the services that answer them.
 
     Args:

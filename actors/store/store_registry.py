@@ -31,7 +31,7 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol import names
-from clamor_ray._protocol.messages import STORED_IDS, ServerConfig, SessionReport
+from clamor_ray._protocol.messages import STORED_IDS, ServerConfig, SessionReport, StoreState
 from clamor_ray._protocol.ray_state import actor_names, alive_nodes
 from clamor_ray._store.directories import RegistryDirectory, open_registry
 from clamor_ray.actors.commits.durable_journal import DurableJournal
@@ -44,6 +44,7 @@ from clamor_ray.actors.registry.servers import START_SERVER_S
 from clamor_ray.actors.store.directories import AwayDirectory, StoreDirectories
 from clamor_ray.actors.store.durable_calls import durable
 from clamor_ray.actors.store.opening import open_again
+from clamor_ray.actors.store.stored_homes import StoreCalls
 from clamor_ray.actors.window.address_claims import REGION_IDS, Claim, Range
 
 MARK: Final = "store-open"
@@ -54,7 +55,7 @@ FIRST_IDS: Final = range(STORED_IDS // REGION_IDS, 10**9)  # of stores, times `R
 
 
 @durable
-class StoreRegistry(Registry):
+class StoreRegistry(StoreCalls, Registry):
     """See the file's head."""
 
     KEEPS = True
@@ -193,6 +194,11 @@ class StoreRegistry(Registry):
         if self._refusal is not None:
             raise self._refusal
         return await super().report()
+
+    async def store_state(self, server_id: int) -> StoreState:
+        """See ``StoredHomes.state``."""
+        self._home_begins(server_id)
+        return self._stored_homes.state(server_id)
 
     async def store_damaged(self, server_id: int, regions: dict[int, str]) -> None:
         """See ``StoredHomes.are_damaged``."""

@@ -262,7 +262,3 @@ class StoreCalls:
     async def directory_at(self, node_id: str) -> str:
         """See ``Lives.directory_at``."""
         return self._core.lives.directory_at(node_id)
-
-    async def store_state(self, server_id: int) -> StoreState:
-        """See ``StoredHomes.state``."""
-        return self._stored_homes.state(server_id)

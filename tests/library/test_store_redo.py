@@ -202,8 +202,8 @@ def test_a_checkpoint_of_a_delta_is_refused(node: Path, base: int) -> None:
     put_layer(node, REGION, 2, CONTENT, version=2, flags=DELTA)
     with pytest.raises(errors.StoreDamagedError, match="delta"):
         checkpoint.checkpoint(node, REGION, base, 2)
+    put_layer(node, REGION, 3, CONTENT, version=3)
     with pytest.raises(ValueError, match="deltas"):
-        put_layer(node, REGION, 3, CONTENT, version=3)
         checkpoint.merge(node, REGION, 1, 3)
     assert len(layers_of(node, REGION)) == 2
 
