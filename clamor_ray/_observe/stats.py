@@ -107,6 +107,7 @@ class EngineStats(_Counters):
         opens: how often processes of the node have opened a variable.
         file_reads: ranges of files that were read, for variables of `clamor.from_file`.
         file_blocks: blocks that came from them.
+        damaged_blocks: blocks of variables of an earlier session that did not have their checksum.
         disk_cached_bytes: bytes of blocks that were evicted, and are on its node's disk.
         disk_cache_reads: blocks that came back from there.
         disk_cache_writes: blocks that went there.
@@ -174,6 +175,7 @@ class EngineStats(_Counters):
     opens: int = 0
     file_reads: int = 0
     file_blocks: int = 0
+    damaged_blocks: int = 0
     disk_cached_bytes: int = 0
     disk_cache_reads: int = 0
     disk_cache_writes: int = 0

@@ -122,6 +122,9 @@ static void test_the_file_of_a_home(int trap)
     CHECK(fcntl(home.fd, F_GETFD) & FD_CLOEXEC);
     CHECK(word_at(home.fd, 5 << 12) == pattern(2, 5 << 12));
     OK(fdatasync(home.fd));
+    const struct pc_home_file again = file_of(&w, 2); /* what the disk refuses is said to each description once */
+    CHECK(lseek(home.fd, 4096, SEEK_SET) == 4096 && lseek(again.fd, 0, SEEK_CUR) == 0);
+    close(again.fd);
     /* It has what commits write, and is at their version then. */
     const struct pc_run some = {3, 2};
     CHECK(commit(w.c, w.s, w.client, &info, 0, &some, 1) == 1);
@@ -573,6 +576,7 @@ static void look_at_damage(int trap, void (*by)(const struct pc_home_file *home)
     SOON(stats_of(w.s).damaged_blocks == 1);
     CHECK(w.s->log_events > 0 && !is_mapped_as_it_is(&w));
     check_but_5(&w, w.client, &info);
+    OK(pc_engine_set_homes_of(w.s->engine, 2, 1, &w.s->id, 1)); /* its record is written anew */
     pc_client_close(w.client);
     server_stop(w.c, 0);
     close(w.to_keeper);
