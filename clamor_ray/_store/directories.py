@@ -232,6 +232,17 @@ def _lock(path: Path, timeout_s: float) -> Lock:
         time.sleep(_LOOK_S)
 
 
+def lock_directory(path: Path) -> Lock:
+    """Locks a directory that is there, and changes nothing else.
+
+    Raises:
+        StoreInUseError: Another process has it open.
+        StoreAccessError, StoreError: It cannot be opened.
+    """
+    _check_private(path)
+    return _lock(path, 0.0)
+
+
 # ----------------------------------------------------------------------------------- making
 
 
