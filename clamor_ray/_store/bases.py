@@ -8,6 +8,7 @@ tell what a dead process was at.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,8 @@ from clamor_ray._store.layout import (
 from clamor_ray._store.sums import IN_FILE, SumsFile, sums_of
 
 _SELF: Final = "/proc/self/fd"
+# It had a name, which is gone; or lies elsewhere; or the file system has no such calls.
+_NO_NAME: Final = (errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP)
 
 
 def keep_base(
@@ -99,10 +102,13 @@ def _link(fd: int, path: Path) -> None:
         with disk.asking(path, "naming it"), disk.open_file(path.parent, os.O_DIRECTORY) as at:
             # With a directory's descriptor os.link follows the link; without, Python's does not.
             os.link(f"{_SELF}/{fd}", path.name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=True)
-    except errors.StoreDamagedError as error:  # ENOENT: it had a name, which is gone
+    except errors.StoreError as error:
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in _NO_NAME:
+            raise
         raise errors.StoreAccessError(
-            f"{path}: this file system has no files without names that can get one.",
-            hint="A store must be on a file system with O_TMPFILE: ext4, xfs, btrfs or tmpfs.",
+            f"{path}: the base cannot get this name: {cause.strerror}.",
+            hint="Keep a store on one file system that has O_TMPFILE: ext4, xfs, btrfs or tmpfs.",
         ) from error
 
 

@@ -232,6 +232,17 @@ def _lock(path: Path, timeout_s: float) -> Lock:
         time.sleep(_LOOK_S)
 
 
+def lock_directory(path: Path) -> Lock:
+    """Locks a directory that is there, and changes nothing else.
+
+    Raises:
+        StoreInUseError: Another process has it open.
+        StoreAccessError, StoreError: It cannot be opened.
+    """
+    _check_private(path)
+    return _lock(path, 0.0)
+
+
 # ----------------------------------------------------------------------------------- making
 
 
@@ -293,7 +304,10 @@ def open_registry(
     path = root / REGISTRY
     if not path.exists():
         made = Description(
-            REGISTRY_KIND, store_id or uuid.uuid4().hex, scope or secrets.token_hex(6), root.name
+            kind=REGISTRY_KIND,
+            store=store_id or uuid.uuid4().hex,
+            scope=scope or secrets.token_hex(6),
+            session=root.name,
         )
         lock = _make_directory(root, REGISTRY, made)
         if lock is not None:
@@ -361,7 +375,13 @@ def open_node(
     else:
         opened = _open_free(root, store_id)
     if opened is None:
-        made = Description(NODE_KIND, store_id, scope, root.name, uuid.uuid4().hex)
+        made = Description(
+            kind=NODE_KIND,
+            store=store_id,
+            scope=scope,
+            session=root.name,
+            directory=uuid.uuid4().hex,
+        )
         lock = _make_directory(root, node_name(made.directory), made)
         if lock is None:
             raise errors.InternalError(f"{root} has a directory {made.directory} already.")

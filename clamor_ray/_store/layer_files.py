@@ -11,6 +11,7 @@ A file without a trailer that is right was never synced, so nobody was told that
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -207,6 +208,16 @@ def _set_direct(fd: int, is_direct: bool) -> bool:
     return True
 
 
+def _write_chunk(out: int, chunk: memoryview, begin: int) -> None:
+    try:
+        disk.write_at(out, chunk, begin)
+    except OSError as error:
+        # Some file systems take O_DIRECT, and then refuse each write.
+        if error.errno != errno.EINVAL or not _set_direct(out, False):
+            raise
+        disk.write_at(out, chunk, begin)
+
+
 def _copy_large(fd: int, out: int, head: LayerHead, sums: Sums) -> None:
     """Copies a layer, and sums its blocks, in chunks: some at a time, past the page cache."""
     os.posix_fallocate(out, 0, head.n_bytes + sums.nbytes + TRAILER_BYTES)
@@ -228,7 +239,7 @@ def _copy_large(fd: int, out: int, head: LayerHead, sums: Sums) -> None:
                     block = (begin + first - head.data_offset) // BLOCK_BYTES
                     n_blocks = (chunk.nbytes - first) // BLOCK_BYTES
                     block_sums(chunk[first:], sums[block : block + n_blocks])
-                disk.write_at(out, chunk, begin)
+                _write_chunk(out, chunk, begin)
         except BaseException:
             is_over.set()
             raise
@@ -437,6 +448,8 @@ def blocks_of(runs: Runs) -> Runs:
     """
     if not len(runs):
         return np.empty(0, np.uint64)
+    if len(runs) == 1:
+        return np.arange(runs[0, 0], runs[0, 0] + runs[0, 1], dtype=np.uint64)
     lengths = runs[:, 1].astype(np.int64)
     before = np.cumsum(lengths) - lengths
     within = np.arange(int(lengths.sum())) - np.repeat(before, lengths)

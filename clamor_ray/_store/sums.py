@@ -122,7 +122,14 @@ class SumsFile:
         Raises:
             NoSpaceError, StoreError: It cannot be written.
         """
-        header = SumsHeader(flags, region, version, base_address, length_bytes, 1)
+        header = SumsHeader(
+            flags=flags,
+            region=region,
+            version=version,
+            base_address=base_address,
+            length_bytes=length_bytes,
+            sequence=1,
+        )
         with (
             disk.asking(path, "writing it"),
             disk.open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from pathlib import Path
@@ -60,6 +61,24 @@ def test_a_large_layer(node: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
         layer.check()
         for index, block in enumerate(content):
             assert layer.read(index, 1) == content[block].tobytes()
+
+
+def test_a_file_system_that_refuses_direct_writes(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_files, "_LARGE_BYTES", 1)
+    pwrite, refused = os.pwrite, []
+
+    def refuses(fd: int, data: memoryview, offset: int) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(offset)
+            raise OSError(errno.EINVAL, "no")
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", refuses)
+    with Layer.open(put_layer(node, 7, 42, CONTENT)) as layer:
+        layer.check()
+    assert refused in ([0], [])  # or it has no O_DIRECT at all
 
 
 def test_each_length_of_a_torn_file_is_told(node: Path) -> None:
