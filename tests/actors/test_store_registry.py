@@ -18,7 +18,6 @@ from clamor_ray._protocol.messages import (
     ServerConfig,
     ServerInfo,
 )
-from clamor_ray._protocol.names import server_id_of
 from clamor_ray._redundancy.groups import PieceLayout
 from clamor_ray._store.directories import open_registry
 from clamor_ray.actors.commits.journal import ANY_REGION
@@ -32,7 +31,7 @@ from tests.actors.test_registry_facade import FakeHandle
 from tests.support.claims_table import ListTable
 
 NODE = "ab" * 28
-INFO = ServerInfo(server_id_of(NODE), NODE, "10.0.0.1", 1, "name", "0.1.0")
+INFO = ServerInfo(1, NODE, "10.0.0.1", 1, "name", "0.1.0")
 SCOPE = "aaaaaa000001"
 
 
@@ -96,15 +95,21 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(registry_module.ray, "get_actor", lambda *_, **__: FakeHandle())
     monkeypatch.setattr(journals, "find_registry", lambda scope: object())  # all go on
     monkeypatch.setattr(store_registry, "actor_names", list)
-    monkeypatch.setattr(store_registry, "DYING_S", 0.3)
+    monkeypatch.setattr(store_registry, "CLOSING_S", 0.3)
     monkeypatch.setattr(store_registry, "_end_after", lambda seconds: None)
     world = World(tmp_path, monkeypatch)
     world.cluster()
     return world
 
 
+async def serve(registry: Registry) -> None:
+    """Its node has a page server, with a directory in the store."""
+    server_id, _ = await registry.begin_server(NODE, "d" * 32)
+    await registry.register_server(replace(INFO, server_id=server_id))
+
+
 async def made(registry: Registry, name: str = "", *inside: bytes) -> RegionRecord:
-    await registry.register_server(INFO)
+    await serve(registry)
     record = await registry.create_region(10_000, NODE)
     await registry.seal(record.region, None, Counted(b"%d" % record.region, inside))
     if name:
@@ -173,7 +178,7 @@ def test_a_registry_killed_before_it_was_open_opens_the_store_anew(world: World)
 
 def test_all_of_it_is_on_disk_whoever_asks(world: World) -> None:
     async def work(registry: StoreRegistry) -> None:
-        await registry.register_server(INFO)
+        await serve(registry)
         assert (await registry.create_region(4096, NODE, on_disk=False)).on_disk
         created = await registry.create_pieces(8 << 20, PieceLayout(4 << 20), NODE, 5, 0)
         assert created.whole.on_disk
