@@ -131,11 +131,11 @@ class Rebuilds:
         self._is_leaving, self._is_suspected = is_leaving, is_suspected
         self._losses = losses if losses is not None else Losses()
         self._losses.healed = self._tell_all
-        self._stored = stored or StoredHomes(core, log, journal, self._losses)
+        self._activating = unheard if unheard is not None else UnheardHomes()
+        self._stored = stored or StoredHomes(core, log, journal, self._losses, self._activating)
         self._stored.when_back, self._stored.when_damaged = self._came_back, self._is_hollow
         self._sources: dict[int, Source] = {}
         self._shared: dict[int, tuple[Pinned, list[Any]]] = {}
-        self._activating = unheard if unheard is not None else UnheardHomes()
         self._hollow: dict[int, int] = {}  # region -> its home, which lives and has nothing of it
         self._staged: set[int] = set()  # commit ids of layers that running rebuilds wait for
         self._running: dict[int, asyncio.Task[None]] = {}

@@ -17,6 +17,7 @@ Safe from any thread. Files of one region are changed by one thread at a time.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -396,9 +397,9 @@ class StorePart:
                 due = [region for region, layers in self._layers.items() if _is_due(layers, now_s)]
                 old = [name for name, at_s in self._undecided.items() if now_s - at_s > UNDECIDED_S]
             for region in due:
-                self._try(region, lambda region=region: self.checkpoint(region))
+                self._try(region, functools.partial(self.checkpoint, region))
             for name in old:
-                self._try(name[0], lambda name=name: self._settle(*name))
+                self._try(name[0], functools.partial(self._settle, *name))
 
     def _try(self, region: int, work: Callable[[], object]) -> None:
         if self._stopping.is_set():

@@ -24,9 +24,11 @@ from clamor_ray._protocol.messages import (
     RegionRecord,
     ServerInfo,
     ServerLost,
+    StoreState,
     Write,
 )
 from clamor_ray._protocol.source import Source, make_again
+from clamor_ray.actors.commits.commits import NotKnownYet
 from clamor_ray.actors.lost_homes.repairs import Staged
 from clamor_ray.actors.registry.registry_core import RegistryCore
 
@@ -71,6 +73,7 @@ class RayHomes:
         lose: A page server's actor is dead for good.
         examine: Asks Ray what became of a page server.
         label: A variable for people, by its id.
+        before_told: Returns when all that has been decided may be told (``Journal.synced``).
     """
 
     def __init__(
@@ -80,12 +83,15 @@ class RayHomes:
         lose: Callable[[int, str], object],
         examine: Callable[[ServerInfo], Awaitable[object]],
         label: Callable[[int], str] = label,
+        *,
+        before_told: Callable[[], Awaitable[None]],
     ) -> None:
         self._core = core
         self._handles = handles
         self._lose = lose
         self._examine = examine
         self._label = label
+        self._before_told = before_told
 
     def of(self, region: int) -> tuple[int, ...]:
         return self._core.homes_of(region)
@@ -111,6 +117,15 @@ class RayHomes:
 
     async def drop(self, home: int, commit_id: int, regions: list[int]) -> None:
         await self._call(home, "drop_staged", commit_id, regions, about=self._of(*regions))
+
+    async def keep(self, home: int, region: int) -> None:
+        """The home has the region's bytes on its disk, with its name, when this returns.
+
+        Raises:
+            NoSpaceError: There is no room.
+            HomeLostError: The home is gone.
+        """
+        await self._call(home, "keep", region, about=self._of(region))
 
     async def retain(self, home: int, floors: dict[int, int | None]) -> None:
         await self._call(home, "retain", floors, about=self._of(*floors))
@@ -219,6 +234,17 @@ class RayHomes:
     async def take_drop(self, taker: int, region: int, attempt: int) -> None:
         await self._call(taker, "take_drop", region, attempt, about=self._of(region))
 
+    async def free_directories(self, server_id: int) -> list[str]:
+        return list(await self._call(server_id, "free_directories", about="of a store"))
+
+    async def take_directory(self, server_id: int, directory: str, state: StoreState) -> list[int]:
+        about = f"that takes the directory node-{directory} over"
+        return list(await self._call(server_id, "take_directory", directory, state, about=about))
+
+    async def drop_directory(self, server_id: int, directory: str) -> None:
+        about = f"that has taken the directory node-{directory} over"
+        await self._call(server_id, "drop_directory", directory, about=about)
+
     def make_again(self, server_id: int, source: Source) -> list[Any]:
         task = ray.remote(_make).options(name="clamor source", num_returns=2, **self._on(server_id))
         return list(task.remote(source.what, source.digest))
@@ -250,9 +276,10 @@ class RayHomes:
         }
 
     async def _call(self, home: int, method: str, *arguments: Any, about: str) -> Any:
+        await self._before_told()
         handle = self._handles.get(home)
         if handle is None:
-            raise errors.ServerUnavailableError(f"The page server {home:#x} is not known yet.")
+            raise NotKnownYet(f"The page server {home:#x} is not known yet.")
         try:
             return await answer_of(getattr(handle, method).remote(*arguments))
         except ActorDiedError as failure:

@@ -56,7 +56,6 @@ from clamor_ray._protocol.messages import (
     ServerConfig,
     ServerInfo,
     SessionReport,
-    StoreState,
     VariableRecord,
 )
 from clamor_ray._protocol.ray_state import alive_nodes, forget_jobs_of
@@ -161,6 +160,8 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         avoid: See ``AddressClaims``.
     """
 
+    KEEPS = False  # whether homes have what they answer for on their disks
+
     def __init__(self, config: ServerConfig, secret: bytes, avoid: Sequence[Range] = ()) -> None:
         throttle("clamor_ray.registry")
         self._config = config
@@ -228,11 +229,13 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         )
         late = self._late = LateWrites(core, journal, background)
         liveness = self._liveness = Liveness(core, log, handles, late)
-        ends = self._ends = RegionEnds(core, handles, late, liveness, background)
-        homes = RayHomes(core, handles, liveness.lose, liveness.examine, label)
+        ends = self._ends = RegionEnds(core, handles, late, liveness, background, journal.synced)
+        homes = self._homes = RayHomes(
+            *(core, handles, liveness.lose, liveness.examine, label), before_told=journal.synced
+        )
         losses = self._losses = Losses()
         held, unheard = HeldCommits(), UnheardHomes()
-        stored = self._stored_homes = StoredHomes(core, log, journal, losses)
+        stored = self._stored_homes = StoredHomes(core, log, journal, losses, unheard)
         commits = self._commits = Commits(
             log,
             journal,
@@ -242,6 +245,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             restarted_s=time.monotonic() if is_restart else None,
             held=held,
             make_room=lambda *what: self._full_nodes.make_room(*what),
+            pulls_own=self.KEEPS,
         )
         self._read_sets = SharedReadSets(core, config.cache_bytes)
         lineage = self._lineage = LineageService(
@@ -339,6 +343,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             losses=losses,
             background=background,
             forget=[*forget, self._names.region_freed, counts.forget],
+            keep=homes.keep if self.KEEPS else None,
             count=lambda region, counted: counts.begin(region, counted.anchor, counted.inside),
             inside=self._inside_of,
             all_on_disk=bool(config.store),
@@ -505,14 +510,6 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         """See ``PageServers.begin``; a directory there is only in a session with a store."""
         return self._servers.begin(node_id, directory)
 
-    async def directory_at(self, node_id: str) -> str:
-        """See ``Lives.directory_at``."""
-        return self._core.lives.directory_at(node_id)
-
-    async def store_state(self, server_id: int) -> StoreState:
-        """See ``StoredHomes.state``."""
-        return self._stored_homes.state(server_id)
-
     async def renew_server(self, node_id: str, server_id: int, reason: str, n_old: int = 0) -> int:
         """See ``PageServers.renew``."""
         return self._servers.renew(node_id, server_id, reason, n_old)
@@ -600,7 +597,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         self, region: int, source: Source | None = None, counted: Counted | None = None
     ) -> RegionRecord:
         """See ``Regions.seal``."""
-        if (record := self._regions.seal(region, source, counted)).group_width:
+        if (record := await self._regions.seal(region, source, counted)).group_width:
             self._separations.look()
         return record
 

@@ -18,6 +18,7 @@ The class has a ``__repr__`` of its own: see ``process.starting``.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import shutil
 import threading
@@ -30,15 +31,20 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol import names
-from clamor_ray._protocol.messages import STORED_IDS, ServerConfig, SessionReport
-from clamor_ray._protocol.ray_state import actor_names
+from clamor_ray._protocol.messages import STORED_IDS, ServerConfig, SessionReport, StoreState
+from clamor_ray._protocol.ray_state import actor_names, alive_nodes
 from clamor_ray._store.directories import RegistryDirectory, open_registry
+from clamor_ray.actors.commits.durable_journal import DurableJournal
 from clamor_ray.actors.commits.journal import ANY_REGION, Journal, Saved
 from clamor_ray.actors.process import journals
 from clamor_ray.actors.registry.regions import AddressRoom
 from clamor_ray.actors.registry.registry import Registry
 from clamor_ray.actors.registry.registry_core import RegionState
+from clamor_ray.actors.registry.servers import START_SERVER_S
+from clamor_ray.actors.store.directories import AwayDirectory, StoreDirectories
+from clamor_ray.actors.store.durable_calls import durable
 from clamor_ray.actors.store.opening import open_again
+from clamor_ray.actors.store.stored_homes import StoreCalls
 from clamor_ray.actors.window.address_claims import REGION_IDS, Claim, Range
 
 MARK: Final = "store-open"
@@ -49,8 +55,11 @@ LOOK_S: Final = 0.1
 FIRST_IDS: Final = range(STORED_IDS // REGION_IDS, 10**9)  # of stores, times `REGION_IDS`
 
 
-class StoreRegistry(Registry):
+@durable
+class StoreRegistry(StoreCalls, Registry):
     """See the file's head."""
+
+    KEEPS = True
 
     def __init__(self, config: ServerConfig, secret: bytes, avoid: Sequence[Range] = ()) -> None:
         self._refusal: errors.ClamorError | None = None
@@ -86,7 +95,7 @@ class StoreRegistry(Registry):
         if not is_restart:  # an earlier session with this store was killed
             shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(mode=0o700, exist_ok=True)
-        return Journal(self._store_directory.path)
+        return DurableJournal(self._store_directory.path)
 
     def _open_directory(self, wait_s: float) -> RegistryDirectory:
         """The registry's directory in the store, which nobody else has open from now on."""
@@ -127,6 +136,30 @@ class StoreRegistry(Registry):
             return (ANY_REGION,)
         return regions
 
+    def _start(self, directory: Path, avoid: Sequence[Range], is_restart: bool) -> None:
+        super()._start(directory, avoid, is_restart)
+        directories = self._directories = StoreDirectories(
+            *(self._core, self._stored_homes, self._homes),
+            lose=self._lose,
+            start_all=self._start_all,
+            start_new=self._start_new,
+            is_starting=self._servers.is_starting,
+            is_leaving=self._drains.is_leaving,
+        )
+        self._liveness.when_lost.append(lambda loss: directories.server_lost())
+        directories.open()
+
+    def _lose(self, server_id: int, reason: str) -> None:
+        self._liveness.lose(server_id, reason)
+        self._late.save_changed()
+
+    async def _start_all(self) -> None:
+        alive = await asyncio.to_thread(alive_nodes)
+        await self._servers.ensure_at(alive.difference(self._announced.announced), START_SERVER_S)
+
+    async def _start_new(self) -> None:
+        await self._servers.start_spares(self._announced.announced, self._drains.is_leaving)
+
     def _take_back(self, saved: Saved) -> None:
         if not self._is_restart(self._directory):
             self._claims.claim_exactly(saved.claims, _label)
@@ -134,6 +167,13 @@ class StoreRegistry(Registry):
         self._opened_at = dict(saved.opened)
         super()._take_back(saved)
         (self._directory / MARK).write_text(self._mark())
+
+    def _home_begins(self, server_id: int) -> None:
+        """A page server begins anew from what its directory has: a cold start, at which it drops
+        what nobody has decided. To be called before it is told what was, without an await
+        between."""
+        self._commits.home_begins(server_id)
+        self._regions.home_begins(server_id)
 
     def _opening(self, saved: Saved) -> Saved:
         """A new opening of the store: what goes on of what the journal holds, which is written
@@ -157,6 +197,11 @@ class StoreRegistry(Registry):
             raise self._refusal
         return await super().report()
 
+    async def store_state(self, server_id: int) -> StoreState:
+        """See ``StoredHomes.state``."""
+        self._home_begins(server_id)
+        return self._stored_homes.state(server_id)
+
     async def store_damaged(self, server_id: int, regions: dict[int, str]) -> None:
         """See ``StoredHomes.are_damaged``."""
         self._stored_homes.are_damaged(server_id, regions)
@@ -166,9 +211,18 @@ class StoreRegistry(Registry):
         kept."""
         return self._opened_at.get(region, 0)
 
+    async def until_open(self, timeout_s: float) -> bool:
+        """See ``StoreDirectories.until_open``."""
+        return await self._directories.until_open(timeout_s)
+
+    async def away(self) -> tuple[AwayDirectory, ...]:
+        """See ``StoreDirectories.away``."""
+        return self._directories.away()
+
     async def shutdown(self) -> None:
         """See ``Registry.shutdown``. The store stays, and may be opened again."""
         if self._refusal is None:
+            await self._directories.close()
             await super().shutdown()
         self._let_go()
 

@@ -50,6 +50,7 @@ class StoredHomes:
         log: Versions.
         journal: Where a home is written first.
         losses: What is lost of which regions.
+        unheard: Whose new home may not have heard that it is that.
 
     Attributes:
         when_back: Is told of each region that has its home again, and of that.
@@ -57,14 +58,20 @@ class StoredHomes:
     """
 
     def __init__(
-        self, core: RegistryCore, log: CommitLog, journal: Journal, losses: Losses
+        self,
+        core: RegistryCore,
+        log: CommitLog,
+        journal: Journal,
+        losses: Losses,
+        unheard: Waited,
     ) -> None:
         self._core = core
         self._log = log
         self._journal = journal
         self._losses = losses
+        self.unheard = unheard
         self._waited = Waited()
-        self._back: dict[int, list[int]] = {}  # home -> regions that nobody was told of yet
+        self._given: dict[int, list[int]] = {}  # home -> regions that nobody was told of yet
         self._damaged: dict[int, tuple[int, str]] = {}  # home, and why
         self.when_back: Callable[[int, int], object] = lambda region, home: None
         self.when_damaged: Callable[[int, int], object] = lambda region, home: None
@@ -123,16 +130,12 @@ class StoredHomes:
             info.server_id,
         )
 
-    def give(self, regions: Iterable[int], home: int) -> list[int]:
+    def give(self, regions: Iterable[int], home: int) -> None:
         """These regions are homed at a page server, which has all of them, from now on.
-
-        Returns:
-            Which were not homed there before.
 
         Raises:
             JournalFullError: See ``returned``.
         """
-        given = []
         for region in regions:
             record = self._core.record_of(region)
             if record is None or set(self._core.homes_of(region)) in ({home}, set()):
@@ -141,16 +144,29 @@ class StoredHomes:
             self._journal.rehome(new, self._log.newest(region), self._losses.of(region))
             self._core.rehome(region, home)
             self._log.rehome(region, home)
-            given.append(region)
-        self._back.setdefault(home, []).extend(given)
-        return given
+            self._given.setdefault(home, []).append(region)
+
+    def given_to(self, home: int) -> list[int]:
+        """What a page server has been given since this was asked last."""
+        return self._given.pop(home, [])
 
     def server_here(self, server_id: int) -> None:
         """It is registered: who waits for what it is home of again goes on."""
-        for region in self._back.pop(server_id, ()):
-            if server_id in self._core.homes_of(region):
-                self.when_back(region, server_id)
-            self._waited.discard(region)
+        for region in self.given_to(server_id):
+            self.is_back(region, server_id)
+
+    def is_back(self, region: int, home: int) -> None:
+        """Its home serves it, unless it has another one by now: who waits for it goes on."""
+        if home in self._core.homes_of(region):
+            self.when_back(region, home)
+        self._waited.discard(region)
+
+    def record_at(self, region: int, home: int) -> RegionRecord | None:
+        """Of its newest version, where it is homed there, and can be looked up."""
+        record = self._core.record_of(region)
+        if record is None or home not in self._core.homes_of(region):
+            return None
+        return self._newest(record)
 
     def are_damaged(self, home: int, regions: Mapping[int, str]) -> None:
         """The files that a page server has of these regions, which are homed there, are missing or
@@ -235,3 +251,14 @@ def _at(record: RegionRecord, home: int) -> RegionRecord:
     if set(record.homes) == {home}:
         return record
     return replace(record, homes=(home,) * len(record.homes), term=record.term + 1)
+
+
+class StoreCalls:
+    """Calls of the registry about directories of a store; the registry has them beside its own."""
+
+    _core: RegistryCore
+    _stored_homes: StoredHomes
+
+    async def directory_at(self, node_id: str) -> str:
+        """See ``Lives.directory_at``."""
+        return self._core.lives.directory_at(node_id)

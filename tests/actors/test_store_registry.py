@@ -18,6 +18,7 @@ from clamor_ray._protocol.messages import (
     ServerConfig,
     ServerInfo,
 )
+from clamor_ray._protocol.names import server_id_of
 from clamor_ray._redundancy.groups import PieceLayout
 from clamor_ray._store.directories import open_registry
 from clamor_ray.actors.commits.journal import ANY_REGION
@@ -31,7 +32,10 @@ from tests.actors.test_registry_facade import FakeHandle
 from tests.support.claims_table import ListTable
 
 NODE = "ab" * 28
-INFO = ServerInfo(1, NODE, "10.0.0.1", 1, "name", "0.1.0")
+DIRECTORY = "cd" * 16
+INFO = ServerInfo(
+    *(server_id_of(DIRECTORY), NODE, "10.0.0.1", 1, "name", "0.1.0"), directory=DIRECTORY
+)
 SCOPE = "aaaaaa000001"
 
 
@@ -80,6 +84,7 @@ class World:
             finally:  # as by SIGKILL: nothing is told
                 if registry._refusal is None:
                     registry._background.close()
+                    await registry._directories.close()
                     await registry._commits.close()
                     await registry._lineage.stop()
                 registry._let_go()
@@ -104,7 +109,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 async def serve(registry: Registry) -> None:
     """Its node has a page server, with a directory in the store."""
-    server_id, _ = await registry.begin_server(NODE, "d" * 32)
+    server_id, _ = await registry.begin_server(NODE, DIRECTORY)
     await registry.register_server(replace(INFO, server_id=server_id))
 
 

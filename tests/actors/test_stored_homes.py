@@ -185,7 +185,8 @@ async def test_who_comes_back_has_what_nobody_else_has_got(
     kept, moved = world.add(A), world.add(A)
     world.commit(kept, 71)
     await lose(world, A)
-    assert world.stored.give([moved], B) == [moved]
+    world.stored.give([moved], B)
+    assert world.stored.given_to(B) == [moved]
     world = opened()  # the registry is started again meanwhile
     assert world.begin(2, 0) == (A_AGAIN, False)
     (stored,) = world.stored.state(A_AGAIN).regions

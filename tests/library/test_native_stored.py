@@ -16,6 +16,8 @@ import pytest
 from clamor_ray import errors
 from clamor_ray._native import client as _native
 from clamor_ray._native.base import c
+from clamor_ray._store.bases import keep_base
+from clamor_ray._store.layout import LAYERS, REGIONS
 from tests.conftest import until
 
 BASE, REGION, N_BLOCKS = 0x1300_0000_0000, 7, 64
@@ -53,7 +55,10 @@ def disk() -> Iterator[Path]:
 
 
 def engine_of(
-    keeper: _native.Keeper, directory: Path, cold: bool = False
+    keeper: _native.Keeper,
+    directory: Path,
+    cold: bool = False,
+    sums_directory: str | None = None,
 ) -> tuple[_native.Engine, _native.Client]:
     name = f"clamor-test-{secrets.token_hex(6)}"
     engine = _native.Engine(
@@ -64,6 +69,7 @@ def engine_of(
         disk_directory=str(directory),
         durable=True,
         cold=cold,
+        sums_directory=sums_directory,
     )
     return engine, _native.Client(name)
 
@@ -123,3 +129,43 @@ def test_a_home_goes_on_in_another_session(
     finally:
         client.close()
         engine.stop()
+
+
+def test_a_file_of_another_directory_makes_a_home_when_the_registry_says_so(
+    keepers: Callable[[], _native.Keeper], disk: Path
+) -> None:
+    (disk / REGIONS).mkdir()
+    (disk / LAYERS).mkdir()
+    keeper = keepers()
+    engine, client = engine_of(keeper, disk)
+    mapping = client.build(REGION, BASE, LENGTH)
+    written(client, mapping, b"as it was put")
+    client.build_seal(mapping.id)
+    client.unmap(mapping.id)
+    home = engine.home_file(REGION)
+    keep_base(disk, REGION, home.fd, 0, BASE, LENGTH)
+    client.close()
+    engine.stop()
+
+    for is_rotten in (False, True):
+        if is_rotten:
+            os.pwrite(home.fd, b"?", 3 * _native.BLOCK_BYTES + 1)
+        engine, client = engine_of(keepers(), disk, cold=True, sums_directory=str(disk / REGIONS))
+        try:
+            engine.rebuild_from_file(REGION, home, 2)
+            engine.rebuild_from_file(REGION, home, 2)  # again: as the first time
+            assert not [each for each in engine.region_stats() if each["is_home"]]
+            engine.define_region(REGION, 0, BASE, LENGTH, [1], term=2)
+            mapping = client.map(REGION, 0, BASE, LENGTH)
+            if is_rotten:
+                with pytest.raises(errors.HomeLostError):
+                    client.prefetch(mapping.id, ONE_BLOCK)
+            else:
+                client.prefetch(mapping.id, ONE_BLOCK)
+                at = mapping.address + 3 * _native.BLOCK_BYTES
+                assert ctypes.string_at(at, 13) == b"as it was put"
+            client.unmap(mapping.id)
+        finally:
+            client.close()
+            engine.stop()
+    os.close(home.fd)

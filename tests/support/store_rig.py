@@ -16,6 +16,7 @@ from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.lost_homes.lost_blocks import Losses
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
+from clamor_ray.actors.lost_homes.unheard_homes import UnheardHomes
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.registry.late_writes import LateWrites
 from clamor_ray.actors.registry.liveness import Liveness
@@ -48,11 +49,12 @@ class StoreWorld:
         late = self._late = LateWrites(self.core, self.journal, self.background)
         self.handles: dict[int, Any] = {}
         self.liveness = Liveness(self.core, self.log, self.handles, late)
-        self.stored = StoredHomes(self.core, self.log, self.journal, self.losses)
+        self.stored = StoredHomes(*(self.core, self.log, self.journal, self.losses, UnheardHomes()))
         self.calls = Servers(self.core)
         self.rebuilds = Rebuilds(
             *(self.core, self.log, self.journal, self.calls),
             losses=self.losses,
+            unheard=self.stored.unheard,
             stored=self.stored,
         )
         nothing = SimpleNamespace(carry_out=lambda orders: None, server_here=lambda server_id: None)

@@ -335,6 +335,7 @@ static int keep_prepared(struct pc_engine *engine, const struct pc__region *regi
     struct pc__kept kept = pc__kept_of_store(region, PC__KEPT_HOME, base, base->version);
     kept.sealed = sealed;
     kept.reserved[1] = prepared;
+    kept.reserved[PC__KEPT_UNCHECKED_AT] = region->prepared->is_unchecked;
     memcpy(kept.reserved + PC__KEPT_TERM_AT, &region->prepared_term, sizeof region->prepared_term);
     return pc__keep(engine, &kept, base->memfd);
 }
@@ -439,7 +440,8 @@ PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_inf
 }
 
 /* Owns fd. */
-static int home_of_file(const struct pc_region_info *info, int fd, struct pc__home **out)
+static int home_of_file(struct pc_engine *engine, const struct pc_region_info *info, int fd,
+                        struct pc__home **out)
 {
     struct pc__home *home = pc__home_new();
     const bool in_file = info->medium == PC_MEDIUM_FILE;
@@ -462,6 +464,13 @@ static int home_of_file(const struct pc_region_info *info, int fd, struct pc__ho
         rc = pc__memfd_blocks(&home->base.data, fd, info->length_bytes);
     if (!rc && in_file)
         rc = pc__lost_open(&home->base, info->length_bytes, true, NULL, 0, &home->lost);
+    const struct pc__kept kept = {.region = info->region,
+                                  .version = info->version,
+                                  .base_address = info->base_address,
+                                  .length_bytes = info->length_bytes,
+                                  .reserved = {[PC__KEPT_UNCHECKED_AT] = 1}};
+    if (!rc)
+        rc = pc__region_adopt_unchecked(engine, home, &kept);
     home->applied = home->latest = home->history_from = info->version;
     *out = home;
     return rc;
@@ -476,7 +485,7 @@ PC_API int pc_engine_rebuild_from_file(pc_engine *engine, const struct pc_region
     if (own < 0)
         return pc__fail_errno("dup of a home's file");
     struct pc__home *home = NULL;
-    int rc = home_of_file(info, own, &home);
+    int rc = home_of_file(engine, info, own, &home);
     struct pc__home *old = home;
     struct pc__region *region = rc ? NULL : pc__region_get_or_add(engine, info->region);
     if (!rc && !region)
@@ -712,6 +721,8 @@ int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
         rc = pc__memfd_blocks(&home->base.data, fd, region->length_bytes);
     if (!rc)
         rc = pc__region_adopt_notes(engine, region, home, kept);
+    if (!rc)
+        rc = pc__region_adopt_unchecked(engine, home, kept);
     if (rc && kept->on_disk) { /* which cannot read it: as above */
         pc__home_free(engine, home, region->length_bytes);
         return PC_OK;
@@ -744,7 +755,7 @@ int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region,
     region->prepared = NULL;
     uint64_t version = region->home->base.version;
     region->version = version > region->version ? version : region->version;
-    if (region->n_blocks >= PC__WARM_LEAST_BLOCKS)
+    if (region->n_blocks >= PC__WARM_LEAST_BLOCKS || region->home->is_unchecked)
         pc__worker_queue(engine, region);
     return PC_OK;
 }

@@ -230,7 +230,7 @@ int pc__region_adopt_notes(struct pc_engine *engine, struct pc__region *region, 
 }
 
 /* Of a base that comes from an earlier session, where it was not looked at in full. */
-static int adopt_unchecked(struct pc_engine *engine, struct pc__home *home, const struct pc__kept *kept)
+int pc__region_adopt_unchecked(struct pc_engine *engine, struct pc__home *home, const struct pc__kept *kept)
 {
     if (!kept->reserved[PC__KEPT_UNCHECKED_AT] || !engine->sums_directory)
         return PC_OK;
@@ -347,7 +347,7 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
         memcpy(&region->open_holes, kept->reserved + PC__KEPT_HOLES_AT, sizeof region->open_holes);
         memcpy(&region->term, kept->reserved + PC__KEPT_TERM_AT, sizeof region->term);
         if (!rc)
-            rc = adopt_unchecked(engine, region->home, kept);
+            rc = pc__region_adopt_unchecked(engine, region->home, kept);
         if (!rc && region->is_mapped)
             rc = pc__region_home_generation(engine, region);
     }

@@ -204,6 +204,8 @@ int pc__move_adopt_base(struct pc_engine *engine, struct pc__region *region,
 /* region.c: of a base that is adopted, whether blocks of it are lost. */
 int pc__region_adopt_notes(struct pc_engine *engine, struct pc__region *region, struct pc__home *home,
                            const struct pc__kept *kept);
+/* And whether it comes from an earlier session, and was not looked at in full. */
+int pc__region_adopt_unchecked(struct pc_engine *engine, struct pc__home *home, const struct pc__kept *kept);
 
 /* parity.c: layers that are deltas, or are made of several. */
 /* A step of the worker: 1: the next layer of the home, if there is one, is no delta, and the keeper has it.
