@@ -52,7 +52,7 @@ with bare_cluster():
     spread = clamor.put(np.arange(6 << 20), home="spread", name="spread")
     small = clamor.put([1, 2], name="small")
     kept = clamor.HashMap.build(np.arange(1000), np.arange(1000) * 2, name="map")
-    with clamor.update(array, spread, inner) as (a, s, i):
+    with clamor.transaction(array, spread, inner) as (a, s, i):
         a[7] = s[7] = i[7] = -7
     clamor.add_at(array, [8], 1)
     with clamor.update(small) as values:
