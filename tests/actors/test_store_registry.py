@@ -21,7 +21,7 @@ from clamor_ray._protocol.messages import (
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._redundancy.groups import PieceLayout
 from clamor_ray._store.directories import open_registry
-from clamor_ray.actors.commits.journal import ANY_REGION
+from clamor_ray.actors.commits.journal import ANY_REGION, Journal, Saved
 from clamor_ray.actors.process import journals
 from clamor_ray.actors.registry import registry as registry_module
 from clamor_ray.actors.registry.registry import Registry
@@ -276,26 +276,25 @@ def test_a_store_whose_addresses_are_taken_changes_nothing(world: World) -> None
 
     config = world.config()
     world.run(config, first)
-    path = Path(config.store) / "registry" / "journal"
     table = world.cluster()
-    begin = min(begin for begin, _ in claims_of(world, config))
+    before = saved_in(config)
+    begin = min(begin for begin, _ in before.claims)
     AddressClaims(table, "other", lambda scope: False, window=(begin, begin + LEAST_BYTES)).claim(
         1, 0
     )
-    before = path.read_bytes()
     again = world.config()
     error = refused(world, again)
     assert isinstance(error, errors.AddressClashError)
     assert "session other has addresses there" in error.message
-    assert path.read_bytes() == before
+    assert saved_in(config) == before
 
     world.cluster()
     error = refused(world, again, avoid=[(begin, begin + 4096)])
     assert "holds objects of a session that has ended" in error.message
 
 
-def claims_of(world: World, config: ServerConfig) -> list[tuple[int, int]]:
-    registry = store_registry.Journal(Path(config.store) / "registry")
-    claims = registry.load().claims
-    registry.close()
-    return list(claims)
+def saved_in(config: ServerConfig) -> Saved:
+    journal = Journal(Path(config.store) / "registry")
+    saved = journal.load()
+    journal.close()
+    return saved
