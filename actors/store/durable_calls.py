@@ -31,6 +31,8 @@ _T = TypeVar("_T", bound=type)
 def _waits(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(method)
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "_refusal", None) is not None:  # its store is not open
+            return await method(self, *args, **kwargs)
         try:
             answer = await method(self, *args, **kwargs)
         except Exception:  # not CancelledError: nobody hears that

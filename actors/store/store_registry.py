@@ -49,7 +49,8 @@ from clamor_ray.actors.window.address_claims import REGION_IDS, Claim, Range
 
 MARK: Final = "store-open"
 REFUSING_S: Final = 30.0
-DYING_S: Final = 20.0  # that the registry before this one may take to be gone
+DYING_S: Final = 20.0  # that the process before this one may take to be gone
+CLOSING_S: Final = 5.0  # the same, of an earlier session
 LOOK_S: Final = 0.1
 FIRST_IDS: Final = range(STORED_IDS // REGION_IDS, 10**9)  # of stores, times `REGION_IDS`
 
@@ -89,16 +90,17 @@ class StoreRegistry(StoreCalls, Registry):
         pass  # what an earlier opening gave out is in the journal
 
     def _open_journal(self, directory: Path) -> Journal:
-        self._store_directory = self._open_directory()
-        if not self._is_restart(directory):  # an earlier session with this store was killed
+        is_restart = self._is_restart(directory)
+        self._store_directory = self._open_directory(DYING_S if is_restart else CLOSING_S)
+        if not is_restart:  # an earlier session with this store was killed
             shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(mode=0o700, exist_ok=True)
         return DurableJournal(self._store_directory.path)
 
-    def _open_directory(self) -> RegistryDirectory:
+    def _open_directory(self, wait_s: float) -> RegistryDirectory:
         """The registry's directory in the store, which nobody else has open from now on."""
         config = self._config
-        deadline = time.monotonic() + DYING_S
+        deadline = time.monotonic() + wait_s
         while True:
             try:
                 found = open_registry(

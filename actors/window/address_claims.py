@@ -209,6 +209,13 @@ class AddressClaims:
                 self._claim_exactly(wanted, label)
 
     def _claim_exactly(self, wanted: Range, label: Callable[[str], str]) -> None:
+        if any(_overlap(used, wanted) for used in self._avoid):
+            raise errors.AddressClashError(
+                f"The store's variables lie from {wanted[0]:#x} to {wanted[1]:#x}, and this "
+                "process holds objects of a session that has ended there.",
+                hint="Let go of what get() returned of that session, or open the store in "
+                "another process.",
+            )
         while True:
             self._read_log()
             if any((claim.begin, claim.end) == wanted for claim in self._mine()):
@@ -223,13 +230,6 @@ class AddressClaims:
                         f"{label(claim.scope)} has addresses there in this cluster.",
                         hint="End that session first, or open the store in another cluster.",
                     )
-            if any(_overlap(used, wanted) for used in self._avoid):
-                raise errors.AddressClashError(
-                    f"The store's variables lie from {wanted[0]:#x} to {wanted[1]:#x}, and this "
-                    "process holds objects of a session that has ended there.",
-                    hint="Let go of what get() returned of that session, or open the store in "
-                    "another process.",
-                )
             number = len(self._log)
             self._table.append(number, Claim(number, self._scope, *wanted).packed())
 

@@ -333,6 +333,9 @@ def test_addresses_that_its_driver_still_uses_are_not_taken() -> None:
     with pytest.raises(errors.AddressClashError, match="holds objects of a session"):
         store.claim_exactly([wanted])
     assert table.entries(0) == []
+    lasting(table, "s").claim_exactly([wanted])  # of an earlier opening in the same cluster
+    with pytest.raises(errors.AddressClashError, match="holds objects of a session"):
+        store.claim_exactly([wanted])
 
 
 def test_what_another_took_while_the_store_was_closed_is_taken_back_only_when_that_has_ended() -> (

@@ -21,7 +21,7 @@ from clamor_ray._protocol.messages import (
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._redundancy.groups import PieceLayout
 from clamor_ray._store.directories import open_registry
-from clamor_ray.actors.commits.journal import ANY_REGION
+from clamor_ray.actors.commits.journal import ANY_REGION, Journal, Saved
 from clamor_ray.actors.process import journals
 from clamor_ray.actors.registry import registry as registry_module
 from clamor_ray.actors.registry.registry import Registry
@@ -100,15 +100,21 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(registry_module.ray, "get_actor", lambda *_, **__: FakeHandle())
     monkeypatch.setattr(journals, "find_registry", lambda scope: object())  # all go on
     monkeypatch.setattr(store_registry, "actor_names", list)
-    monkeypatch.setattr(store_registry, "DYING_S", 0.3)
+    monkeypatch.setattr(store_registry, "CLOSING_S", 0.3)
     monkeypatch.setattr(store_registry, "_end_after", lambda seconds: None)
     world = World(tmp_path, monkeypatch)
     world.cluster()
     return world
 
 
+async def serve(registry: Registry) -> None:
+    """Its node has a page server, with a directory in the store."""
+    server_id, _ = await registry.begin_server(NODE, DIRECTORY)
+    await registry.register_server(replace(INFO, server_id=server_id))
+
+
 async def made(registry: Registry, name: str = "", *inside: bytes) -> RegionRecord:
-    await registry.register_server(INFO)
+    await serve(registry)
     record = await registry.create_region(10_000, NODE)
     await registry.seal(record.region, None, Counted(b"%d" % record.region, inside))
     if name:
@@ -177,7 +183,7 @@ def test_a_registry_killed_before_it_was_open_opens_the_store_anew(world: World)
 
 def test_all_of_it_is_on_disk_whoever_asks(world: World) -> None:
     async def work(registry: StoreRegistry) -> None:
-        await registry.register_server(INFO)
+        await serve(registry)
         assert (await registry.create_region(4096, NODE, on_disk=False)).on_disk
         created = await registry.create_pieces(8 << 20, PieceLayout(4 << 20), NODE, 5, 0)
         assert created.whole.on_disk
@@ -270,26 +276,25 @@ def test_a_store_whose_addresses_are_taken_changes_nothing(world: World) -> None
 
     config = world.config()
     world.run(config, first)
-    path = Path(config.store) / "registry" / "journal"
     table = world.cluster()
-    begin = min(begin for begin, _ in claims_of(world, config))
+    before = saved_in(config)
+    begin = min(begin for begin, _ in before.claims)
     AddressClaims(table, "other", lambda scope: False, window=(begin, begin + LEAST_BYTES)).claim(
         1, 0
     )
-    before = path.read_bytes()
     again = world.config()
     error = refused(world, again)
     assert isinstance(error, errors.AddressClashError)
     assert "session other has addresses there" in error.message
-    assert path.read_bytes() == before
+    assert saved_in(config) == before
 
     world.cluster()
     error = refused(world, again, avoid=[(begin, begin + 4096)])
     assert "holds objects of a session that has ended" in error.message
 
 
-def claims_of(world: World, config: ServerConfig) -> list[tuple[int, int]]:
-    registry = store_registry.Journal(Path(config.store) / "registry")
-    claims = registry.load().claims
-    registry.close()
-    return list(claims)
+def saved_in(config: ServerConfig) -> Saved:
+    journal = Journal(Path(config.store) / "registry")
+    saved = journal.load()
+    journal.close()
+    return saved

@@ -145,6 +145,20 @@ finally:
     serve.shutdown()
     clamor.shutdown(session="prices")
 """,
+    "store.md": """
+import tempfile
+import numpy as np
+import ray
+import clamor_ray as clamor
+ray.init()
+root, init = tempfile.mkdtemp(), clamor.init
+clamor.init = lambda store, session: init(store=root + "/clamor", session=session)  # not in /data
+{0}
+clamor.shutdown(session="features")
+{0}
+assert clamor.open("index").get()[0] == 2
+clamor.shutdown(session="features")
+""",
 }
 # A member's code: each of two actors runs it.
 IN_ACTORS = {
