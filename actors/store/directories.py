@@ -48,11 +48,11 @@ from clamor_ray.actors.store.stored_homes import StoredHomes
 logger = logging.getLogger("clamor_ray.registry")
 
 ASK_S = 10.0
-TAKE_S = 900.0  # all that is committed is redone, and checked
+TAKE_S = 3600.0  # all that is committed is redone, and checked
 LOOK_S = 2.0
 LOOK_MOST_S = 20.0  # while nothing changes
 FREE_S = 15.0  # its own node may come back, or start another page server
-STARTING_S = 60.0  # a page server that has begun registers within that, or is given up
+STARTING_S = 3600.0  # a page server that has begun registers within that, or is given up
 STARTING_LOOK_S = 0.2
 NOWHERE = "its directory is at no node"
 
