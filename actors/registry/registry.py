@@ -160,6 +160,8 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls, StoreCall
         avoid: See ``AddressClaims``.
     """
 
+    KEEPS = False  # whether homes have what they answer for on their disks
+
     def __init__(self, config: ServerConfig, secret: bytes, avoid: Sequence[Range] = ()) -> None:
         throttle("clamor_ray.registry")
         self._config = config
@@ -227,20 +229,19 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls, StoreCall
         )
         late = self._late = LateWrites(core, journal, background)
         liveness = self._liveness = Liveness(core, log, handles, late)
-        ends = self._ends = RegionEnds(core, handles, late, liveness, background)
-        homes = self._homes = RayHomes(core, handles, liveness.lose, liveness.examine, label)
+        ends = self._ends = RegionEnds(core, handles, late, liveness, background, journal.synced)
+        known = (core, handles, liveness.lose, liveness.examine, label)
+        homes = self._homes = RayHomes(*known, before_told=journal.synced)
         losses = self._losses = Losses()
         held, unheard = HeldCommits(), UnheardHomes()
         stored = self._stored_homes = StoredHomes(core, log, journal, losses, unheard)
         commits = self._commits = Commits(
-            log,
-            journal,
-            homes,
-            timeout_s,
+            *(log, journal, homes, timeout_s),
             losses=losses,
             restarted_s=time.monotonic() if is_restart else None,
             held=held,
             make_room=lambda *what: self._full_nodes.make_room(*what),
+            pulls_own=self.KEEPS,
         )
         self._read_sets = SharedReadSets(core, config.cache_bytes)
         lineage = self._lineage = LineageService(
@@ -338,6 +339,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls, StoreCall
             losses=losses,
             background=background,
             forget=[*forget, self._names.region_freed, counts.forget],
+            keep=homes.keep if self.KEEPS else None,
             count=lambda region, counted: counts.begin(region, counted.anchor, counted.inside),
             inside=self._inside_of,
             all_on_disk=bool(config.store),
@@ -591,7 +593,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls, StoreCall
         self, region: int, source: Source | None = None, counted: Counted | None = None
     ) -> RegionRecord:
         """See ``Regions.seal``."""
-        if (record := self._regions.seal(region, source, counted)).group_width:
+        if (record := await self._regions.seal(region, source, counted)).group_width:
             self._separations.look()
         return record
 

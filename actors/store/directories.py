@@ -51,6 +51,8 @@ ASK_S = 10.0
 TAKE_S = 3600.0  # all that is committed is redone, and checked
 LOOK_S = 2.0
 LOOK_MOST_S = 20.0  # while nothing changes
+RAY_S = 60.0  # that Ray may not answer
+RAY_PAUSE_S = 1.0
 FREE_S = 15.0  # its own node may come back, or start another page server
 STARTING_S = 3600.0  # a page server that has begun registers within that, or is given up
 STARTING_LOOK_S = 0.2
@@ -178,7 +180,7 @@ class StoreDirectories:
     async def _open(self) -> None:
         try:
             if self._homes_away():
-                await self._try("page servers cannot be started", self._start_all())
+                await self._start_them()
                 await self._take_free(0.0)
                 await self._until_started()
             for server_id in self._core.awaited():
@@ -188,6 +190,13 @@ class StoreDirectories:
         finally:
             self._opened.set()
         await self._watch()
+
+    async def _start_them(self) -> None:
+        """Where Ray does not answer for a while, nothing is away for that."""
+        for _ in range(int(RAY_S / RAY_PAUSE_S)):
+            if await self._try("page servers cannot be started", self._start_all()):
+                return
+            await asyncio.sleep(RAY_PAUSE_S)
 
     async def _until_started(self) -> None:
         """Those that have begun already register by and by."""
@@ -208,11 +217,14 @@ class StoreDirectories:
         finally:
             self._is_watching = False
 
-    async def _try(self, what: str, work: Awaitable[None]) -> None:
+    async def _try(self, what: str, work: Awaitable[None]) -> bool:
+        """Whether it did not fail."""
         try:
             await work
+            return True
         except Exception as failure:  # any of Ray's, and of ours: it looks again
             logger.warning("%s: %r", what, failure)
+            return False
 
     def _homes_away(self) -> dict[str, set[int]]:
         """By directory: the ids of page servers that are homes, and are not here."""

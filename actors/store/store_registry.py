@@ -27,9 +27,10 @@ from typing import Final
 
 from clamor_ray import errors
 from clamor_ray._protocol import names
-from clamor_ray._protocol.messages import STORED_IDS, ServerConfig, SessionReport
+from clamor_ray._protocol.messages import STORED_IDS, ServerConfig, SessionReport, StoreState
 from clamor_ray._protocol.ray_state import actor_names, alive_nodes
 from clamor_ray._store.directories import RegistryDirectory, open_registry
+from clamor_ray.actors.commits.durable_journal import DurableJournal
 from clamor_ray.actors.commits.journal import ANY_REGION, Journal, Saved
 from clamor_ray.actors.process import journals
 from clamor_ray.actors.registry.regions import AddressRoom
@@ -37,6 +38,7 @@ from clamor_ray.actors.registry.registry import Registry
 from clamor_ray.actors.registry.registry_core import RegionState
 from clamor_ray.actors.registry.servers import START_SERVER_S
 from clamor_ray.actors.store.directories import AwayDirectory, StoreDirectories
+from clamor_ray.actors.store.durable_calls import durable
 from clamor_ray.actors.store.opening import open_again
 from clamor_ray.actors.window.address_claims import REGION_IDS, Claim, Range
 
@@ -46,8 +48,11 @@ LOOK_S: Final = 0.1
 FIRST_IDS: Final = range(STORED_IDS // REGION_IDS, 10**9)  # of stores, times `REGION_IDS`
 
 
+@durable
 class StoreRegistry(Registry):
     """See the file's head."""
+
+    KEEPS = True
 
     def __init__(self, config: ServerConfig, secret: bytes, avoid: Sequence[Range] = ()) -> None:
         self._refusal: errors.ClamorError | None = None
@@ -81,7 +86,7 @@ class StoreRegistry(Registry):
         if not self._is_restart(directory):  # an earlier session with this store was killed
             shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(mode=0o700, exist_ok=True)
-        return Journal(self._store_directory.path)
+        return DurableJournal(self._store_directory.path)
 
     def _open_directory(self) -> RegistryDirectory:
         """The registry's directory in the store, which nobody else has open from now on."""
@@ -154,6 +159,13 @@ class StoreRegistry(Registry):
         super()._take_back(saved)
         (self._directory / MARK).write_text(self._mark())
 
+    def _home_begins(self, server_id: int) -> None:
+        """A page server begins anew from what its directory has: a cold start, at which it drops
+        what nobody has decided. To be called before it is told what was, without an await
+        between."""
+        self._commits.home_begins(server_id)
+        self._regions.home_begins(server_id)
+
     def _opening(self, saved: Saved) -> Saved:
         """A new opening of the store: what goes on of what the journal holds, which is written
         before it counts."""
@@ -180,6 +192,11 @@ class StoreRegistry(Registry):
         """The version that a region had when the store was opened: of those before it nothing is
         kept."""
         return self._opened_at.get(region, 0)
+
+    async def store_state(self, server_id: int) -> StoreState:
+        """See ``StoredHomes.state``."""
+        self._home_begins(server_id)
+        return await super().store_state(server_id)
 
     async def until_open(self, timeout_s: float) -> bool:
         """See ``StoreDirectories.until_open``."""

@@ -15,6 +15,7 @@ from clamor_ray.actors.commits import durable_journal
 from clamor_ray.actors.commits.committed import Entry
 from clamor_ray.actors.commits.durable_journal import DurableJournal
 from clamor_ray.actors.commits.journal import Journal
+from tests.support.server_rig import until
 
 WAIT_S = 30.0
 
@@ -233,8 +234,7 @@ def test_a_disk_that_fails_while_the_log_is_folded_in_ends_the_process(
     async def work() -> None:
         commit(journal, 1)
         await journal.synced()
-        while not ended:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(ended) > 0)
 
     asyncio.run(asyncio.wait_for(work(), WAIT_S))
     journal.close()

@@ -17,6 +17,7 @@ from clamor_ray import errors
 from clamor_ray.actors.commits import group_sync
 from clamor_ray.actors.commits.group_sync import GroupSync
 from clamor_ray.actors.process.starting import EXIT_TRY_AGAIN
+from tests.support.server_rig import until
 
 WAIT_S = 10.0
 
@@ -94,8 +95,7 @@ def test_who_comes_while_one_runs_waits_for_the_next(path: Path) -> None:
 
     async def work() -> None:
         first = asyncio.ensure_future(one())
-        while not disk.n_begun:
-            await asyncio.sleep(0.001)
+        await until(lambda: disk.n_begun > 0)
         others = [asyncio.ensure_future(one()) for _ in range(9)]
         await turns()
         assert not any(each.done() for each in (first, *others))
@@ -179,8 +179,7 @@ def test_a_slow_disk_is_said(
         group.written()
         waiting = asyncio.ensure_future(group.synced())
         with caplog.at_level(logging.WARNING, "clamor_ray.registry"):
-            while not caplog.records:
-                await asyncio.sleep(0.001)
+            await until(lambda: len(caplog.records) > 0)
         assert not waiting.done()  # it goes on
         disk.may.set()
         await waiting
@@ -209,6 +208,7 @@ def test_close_before_a_sync_begins(path: Path) -> None:
         waiting = asyncio.ensure_future(group.synced())
         asyncio.get_running_loop().call_soon(group.close)  # between its turn and the sync's
         await waiting
+        assert group._running is None  # it has ended, and has not failed
 
     run(work)
     assert not failed

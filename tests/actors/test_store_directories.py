@@ -150,6 +150,7 @@ def rigged(work: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None
         monkeypatch.setattr(directories_module, "FREE_S", 0.0)
         monkeypatch.setattr(directories_module, "PAUSE_S", 0.01)
         monkeypatch.setattr(directories_module, "STARTING_LOOK_S", 0.01)
+        monkeypatch.setattr(directories_module, "RAY_PAUSE_S", 0.02)
         monkeypatch.setattr(rebuilds, "REHOME_S", 5.0)
 
         async def whole() -> None:
@@ -255,6 +256,23 @@ async def test_one_that_is_nowhere_is_away_until_it_comes(rig: Rig) -> None:
     await rig.until(lambda: rig.homes() == [A_AGAIN, A_AGAIN, B, C])
     assert await rig.world.rebuilds.settle(rig.regions[0], 1.0)
     assert rig.directories.away() == ()
+
+
+@rigged
+async def test_while_ray_does_not_answer_nothing_is_away(rig: Rig) -> None:
+    def join() -> None:
+        rig.joins = come
+        raise OSError("not now")
+
+    def come() -> None:
+        for index in range(3):
+            rig.world.register(index, index)
+
+    rig.joins = join
+    rig.directories.open()
+    assert await rig.directories.until_open(5.0)
+    assert rig.directories.away() == ()
+    assert rig.homes() == [A, A, B, C]
 
 
 @rigged

@@ -21,7 +21,7 @@ from clamor_ray._protocol.messages import (
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._redundancy.groups import PieceLayout
 from clamor_ray._store.directories import open_registry
-from clamor_ray.actors.commits.journal import ANY_REGION
+from clamor_ray.actors.commits.journal import ANY_REGION, Journal, Saved
 from clamor_ray.actors.process import journals
 from clamor_ray.actors.registry import registry as registry_module
 from clamor_ray.actors.registry.registry import Registry
@@ -269,26 +269,52 @@ def test_a_store_whose_addresses_are_taken_changes_nothing(world: World) -> None
 
     config = world.config()
     world.run(config, first)
-    path = Path(config.store) / "registry" / "journal"
     table = world.cluster()
     begin = min(begin for begin, _ in claims_of(world, config))
     AddressClaims(table, "other", lambda scope: False, window=(begin, begin + LEAST_BYTES)).claim(
         1, 0
     )
-    before = path.read_bytes()
+    before = saved_in(config)
     again = world.config()
     error = refused(world, again)
     assert isinstance(error, errors.AddressClashError)
     assert "session other has addresses there" in error.message
-    assert path.read_bytes() == before
+    assert saved_in(config) == before
 
     world.cluster()
     error = refused(world, again, avoid=[(begin, begin + 4096)])
     assert "holds objects of a session that has ended" in error.message
 
 
+def saved_in(config: ServerConfig) -> Saved:
+    journal = Journal(Path(config.store) / "registry")
+    try:
+        return journal.load()
+    finally:
+        journal.close()
+
+
 def claims_of(world: World, config: ServerConfig) -> list[tuple[int, int]]:
-    registry = store_registry.Journal(Path(config.store) / "registry")
-    claims = registry.load().claims
-    registry.close()
-    return list(claims)
+    return list(saved_in(config).claims)
+
+
+def test_a_page_server_is_told_what_its_directory_has(world: World) -> None:
+    """At another node of another cluster; what it answered before is nothing any more."""
+    regions: list[int] = []
+
+    async def first(registry: StoreRegistry) -> None:
+        regions.append((await made(registry, "kept")).region)
+
+    async def second(registry: StoreRegistry) -> None:
+        other = "ef" * 28
+        assert await registry.begin_server(other, DIRECTORY) == (INFO.server_id, False)
+        (stored,) = (await registry.store_state(INFO.server_id)).regions
+        assert stored.record.region == regions[0]
+        assert registry._commits._n_begins == {INFO.server_id: 1}
+        await registry.register_server(replace(INFO, node_id=other))
+        assert await registry.directory_at(other) == DIRECTORY
+        assert (await registry.lookup(regions[0])).homes == (INFO.server_id,)
+
+    world.run(world.config(), first)
+    world.cluster()
+    world.run(world.config(), second)
