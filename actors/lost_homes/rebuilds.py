@@ -23,15 +23,11 @@ limited. Of those that wait for their turn, the one that was asked for most ofte
 lost is next (commits, and page servers whose readers wait, which ask again and again): so what is
 read most. Of those that nobody has asked for, the first of the lost home's regions is next.
 
-One whose source runs, or whose new home is to be told, takes the time that it takes: it is not
-counted, and holds up no other. No page server waits for a source: it is called when the object is
-there. ``SOURCES_AT_ONCE`` run at a time on a node, and homes that are equally good are taken in
-turn, so that sources spread over the nodes.
+One whose source runs, or whose new home is to be told, is not counted, and holds up no other. No
+page server waits for a source: it is called when the object is there. ``SOURCES_AT_ONCE`` run at a
+time on a node, and homes that are equally good are taken in turn, so that sources spread.
 
-No commit can be made meanwhile: there is no home to take its blocks. So the newest version is the
-same at the end as at the beginning.
-
-Thread safety: everything belongs to one asyncio loop.
+No commit can be made meanwhile, for want of a home. Thread safety: all is of one asyncio loop.
 """
 
 from __future__ import annotations
@@ -135,7 +131,7 @@ class Rebuilds:
         self._losses.healed = self._tell_all
         self._activating = unheard if unheard is not None else UnheardHomes()
         self._stored = stored or StoredHomes(core, log, journal, self._losses, self._activating)
-        self._stored.when_back = self._came_back
+        self._stored.when_back, self._stored.when_damaged = self._came_back, self._is_hollow
         self._sources: dict[int, Source] = {}
         self._shared: dict[int, tuple[Pinned, list[Any]]] = {}
         self._hollow: dict[int, int] = {}  # region -> its home, which lives and has nothing of it
@@ -198,6 +194,11 @@ class Rebuilds:
         """The home has all of it, and knows that it is that; who does not hear of it asks."""
         self.moved(region, home)
         self._tell_all(region)
+
+    def _is_hollow(self, region: int, home: int) -> None:
+        if self._core.others_of(region):
+            self._hollow[region] = home
+            self._begin(region, self._rebuild(region))
 
     def forget(self, region: int) -> None:
         """It is gone."""
@@ -318,9 +319,10 @@ class Rebuilds:
             if await asyncio.wait_for(self._servers.is_home(home, region), ASK_S):
                 return True
         except Exception as failure:  # any: silence is no verdict, and who asks comes again
-            logger.info("home %#x does not say if it has variable %d: %r", home, region, failure)
+            logger.info("home %#x does not say if it has %d: %r", home, region, failure)
             return False
-        if home in self._core.homes_of(region) and region not in self._activating:
+        is_home = home in self._core.homes_of(region) and region not in self._activating
+        if is_home and not self._stored.has_nothing(region, home):
             logger.error("home %#x has nothing of variable %d", home, region)
             self._hollow[region] = home
             self._begin(region, self._rebuild(region))
@@ -742,14 +744,12 @@ class Rebuilds:
             try:
                 await self._watched(home, self._servers.rehome(home, record), TELL_S)
                 break
-            except errors.HomeLostError as failure:
-                if self._servers.why_lost(home) is None:
-                    self._hollow[record.region] = home
-                    raise Again("the new home has nothing of it any more") from failure
-                raise Again("the new home is lost too") from failure
             except Exception as failure:  # any: it may be restarting
                 if self._servers.why_lost(home) is not None:
                     raise Again("the new home is lost too") from failure
+                if isinstance(failure, errors.HomeLostError):
+                    self._hollow[record.region] = home
+                    raise Again("the new home has nothing of it any more") from failure
                 logger.warning("the new home %#x cannot be told yet: %r", home, failure)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MOST_S)

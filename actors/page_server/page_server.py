@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
-import numpy as np
 import ray
 import uvloop
 from ray.exceptions import GetTimeoutError, RayError
@@ -34,7 +33,6 @@ from ray.exceptions import GetTimeoutError, RayError
 from clamor_ray import errors
 from clamor_ray._labels import label
 from clamor_ray._native import client as _native
-from clamor_ray._objects.layout import Pickled, take_apart
 from clamor_ray._objects.memory import (
     COMMIT_HINT,
     cache_budget,
@@ -52,23 +50,21 @@ from clamor_ray._protocol.messages import (
     ServerConfig,
     ServerInfo,
     ServerReport,
+    StoreState,
 )
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.ray_state import GONE
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
-from clamor_ray.actors.lost_homes import shared_objects
 from clamor_ray.actors.lost_homes.repairs import Staged
-from clamor_ray.actors.page_server import keepers, registry_end
+from clamor_ray.actors.node_store.store_part import StorePart
+from clamor_ray.actors.page_server import keepers
 from clamor_ray.actors.page_server.away import AwayWatch, old_homes
 from clamor_ray.actors.page_server.engine_like import Settings
 from clamor_ray.actors.page_server.file_reads import FileReads, read_at_node
 from clamor_ray.actors.page_server.moved_homes import MovedHomes
-from clamor_ray.actors.page_server.rebuilt_homes import (
-    FETCH_OBJECT_S,
-    RebuiltHomes,
-    layer_error,
-)
+from clamor_ray.actors.page_server.pinned_objects import PinnedObjects
+from clamor_ray.actors.page_server.rebuilt_homes import RebuiltHomes, layer_error
 from clamor_ray.actors.page_server.registry_resolver import RegistryResolver
 from clamor_ray.actors.page_server.room import (
     NoDirectory,
@@ -82,6 +78,7 @@ from clamor_ray.actors.process import (
     descriptors,
     keeper_process,
     oom_score,
+    registry_end,
     socket_directory,
     starting,
 )
@@ -96,7 +93,6 @@ MOST_LIVES = 64  # of a node, that are looked for when nobody says which one is 
 LOOP_S = 10.0
 START_LOOP_S = 60.0
 RENEWING_S = 8.0  # less than the registry waits for a server to stop
-BROUGHT_OBJECT_S = 0.1  # of an object that is on this node already
 PULL_S = 600.0
 NO_KEEPER = "its process and its keeper died together, and with them what only they held"
 PUBLISH_S = 60.0
@@ -113,13 +109,12 @@ class PageServer:
         node_id: Ray's hex id of this node.
     """
 
+    _store: StorePart | None = None
+
     def __init__(self, registry: Any, config: ServerConfig, node_id: str) -> None:
         throttle("clamor_ray.page_server")
         self._registry = registry
         self._node_id = node_id
-        self._pinned: dict[int, Any] = {}  # what serves a region
-        self._pinning: dict[int, Future[Pinned]] = {}  # by request
-        self._lock = threading.Lock()
         self._renewing = threading.Lock()  # a keeper is being started in place of another
         self._info: ServerInfo | None = None
         self._stopped = False
@@ -162,7 +157,13 @@ class PageServer:
                 keepers.end_keeper(self._keeper_socket(config, server_id))
 
     def _ids(self) -> Iterator[int]:
-        return (server_id_of(self._node_id, life) for life in range(MOST_LIVES))
+        place = self._place or self._node_id
+        return (server_id_of(place, life) for life in range(MOST_LIVES))
+
+    @property
+    def _place(self) -> str:
+        """The directory of the store that this server is known by; "": it is known by its node."""
+        return self._store.directory_id if self._store is not None else ""
 
     def _keeper_socket(self, config: ServerConfig, server_id: int) -> str:
         return names.keeper_socket(config.job_scope, self._node_id, server_id, config.sockets_below)
@@ -187,6 +188,9 @@ class PageServer:
 
     def _start(self, config: ServerConfig, node_id: str) -> None:
         descriptors.make_room()
+        if config.store:
+            noted = session_directory() / f"clamor-{config.job_scope}-{node_id[:16]}-directory"
+            self._store = StorePart(config, noted)
         # Before all that may wait; where this start fails, until the process has ended.
         self._held_keepers = keepers.KeeperHold(
             self._keeper_socket(config, each) for each in self._ids()
@@ -198,19 +202,25 @@ class PageServer:
         socket_directory.prepare(names.socket_directory(config.sockets_below))
         self._cache_bytes = cache_budget(config.cache_bytes, memory_bytes(), node_id)
         registry = RegistryClient(self._ask)
-        server_id, has_served = registry.begin_server(node_id)
+        server_id, has_served = registry.begin_server(node_id, self._place)
         if not has_served:  # the ids before this one are lost for good, with what they held
-            self._end_keepers(config, but=server_id)
+            # Of a store, one that is there may have been given a part.
+            self._end_keepers(config, but=0 if self._store is not None else server_id)
         keeper = keepers.find_keeper(self._keeper_socket(config, server_id), has_served)
         if keeper is None and has_served:
             server_id = registry.renew_server(node_id, server_id, NO_KEEPER)
         self._keeper_name = self._keeper_socket(config, server_id)
         self._keeper = keeper or keepers.start_keeper(self._keeper_name, config.orphan_timeout_s)
+        damaged: dict[int, str] = {}
+        is_cold = keeper is None and self._store is not None
+        if keeper is None and self._store is not None:
+            damaged = self._open_again(self._store, registry.store_state(server_id))
         name = names.server_socket(config.job_scope, node_id, config.sockets_below)
         # Before the engine takes back what the keeper has: that may drop history for want of room.
         floors = registry.floors_at(server_id)
-        self._engine = self._take_back(config, name, server_id, floors)
+        self._engine = self._take_back(config, name, server_id, floors, is_cold)
         self._held_keepers.release()
+        self._pins = PinnedObjects(self._engine, self._registry, node_id)
         self._file_reads = FileReads(
             *(
                 self._engine,
@@ -233,17 +243,21 @@ class PageServer:
                 target=self._renew_keeper, args=(config,), name="clamor-keeper", daemon=True
             ).start(),
             file_wanted=self._file_reads.wanted,
+            durable_wanted=self._durable_wanted,
         )
         self._moved_homes = MovedHomes(
-            *(self._engine, self.pull),
+            *(self._engine, self._fetch),
             lambda region: self._ask("lookup", region, timeout_s=CALL_S),
-            *(self.rehome, self._unpin),
+            *(self.rehome, self._pins.unpin),
         )
         self._rebuilt_homes = RebuiltHomes(
-            *(self._engine, self._core.versions.keep, self._on_loop, self.pull),
+            *(self._engine, self._core.versions.keep, self._on_loop, self._fetch),
             self._moved_homes.adopt,
         )
-        self._pin_all_again(registry.shared_at(server_id), config.fault_timeout_s / 2)
+        if self._store is not None:
+            outcome = functools.partial(self._ask, "outcome", timeout_s=CALL_S)
+            self._store.serve(self._engine, outcome)
+        self._pins.pin_all_again(registry.shared_at(server_id), config.fault_timeout_s / 2)
         port = self._on_loop(self._core.start(host, 0, names.news_socket(name)), START_LOOP_S)
         info = ServerInfo(
             server_id=server_id,
@@ -253,7 +267,10 @@ class PageServer:
             socket_name=name,
             library_version=LIBRARY_VERSION,
             pid=os.getpid(),
+            directory=self._place,
         )
+        if is_cold:
+            registry.store_damaged(server_id, damaged)
         self._info = registry.register_server(info)
         logger.info("page server %#x listens at %s:%d", server_id, host, port)
         ask = self._ask
@@ -263,7 +280,12 @@ class PageServer:
         self._away.start()
 
     def _take_back(
-        self, config: ServerConfig, name: str, server_id: int, floors: dict[int, int]
+        self,
+        config: ServerConfig,
+        name: str,
+        server_id: int,
+        floors: dict[int, int],
+        is_cold: bool,
     ) -> _native.Engine:
         """The engine, with all that the keeper has.
 
@@ -271,8 +293,13 @@ class PageServer:
             HomeLostError: The keeper had only a part, and was told to leave.
             What the engine raises.
         """
-        on_disk = disk_directory(
-            "CLAMOR_SPILL_DIR", config.spill_directory or config.history_directory
+        store = self._store
+        on_disk = (
+            str(store.path)
+            if store is not None
+            else disk_directory(
+                "CLAMOR_SPILL_DIR", config.spill_directory or config.history_directory
+            )
         )
         try:
             return _native.Engine(
@@ -294,6 +321,9 @@ class PageServer:
                 replication=config.replication,
                 floors=floors,
                 library_version=LIBRARY_VERSION,
+                durable=store is not None,
+                cold=is_cold,
+                sums_directory=str(store.sums_path) if store is not None else None,
             )
         except errors.HomeLostError:
             self._keeper.quit()
@@ -320,6 +350,31 @@ class PageServer:
                 except Exception as failure:  # any: nobody else would start one
                     logger.error("a keeper cannot be started; again in %g s: %r", pause_s, failure)
             time.sleep(pause_s)
+
+    def _open_again(self, store: StorePart, state: StoreState) -> dict[int, str]:
+        """See ``StorePart.open_again``; where that fails, nothing is left of the keeper."""
+        try:
+            return store.open_again(state, self._keeper)
+        except BaseException:
+            self._keeper.quit()
+            raise
+
+    def _durable_wanted(self, region: int, commit_id: int, version: int) -> None:
+        """The engine's question, on the loop: see ``StorePart.keep_whole``."""
+        store = self._store
+        assert store is not None
+
+        def work() -> None:
+            is_kept = False
+            try:
+                store.keep_whole(region, commit_id, version)
+                is_kept = True
+            except errors.ClamorError as failure:  # the engine asks again
+                logger.warning("a commit to %s cannot be applied yet: %s", label(region), failure)
+            with contextlib.suppress(errors.ClamorError):  # it is freed
+                self._engine.layer_durable(region, commit_id, is_kept)
+
+        self._loop.run_in_executor(None, work)
 
     def __repr__(self) -> str:  # must be: see starting
         return f"PageServer({self._node_id[:16]})"
@@ -361,7 +416,7 @@ class PageServer:
 
     def room(self) -> NodeRoom:
         """See ``node_room``."""
-        return node_room(self._engine, self._pinned)
+        return node_room(self._engine, self._pins.regions)
 
     def region_stats(self) -> tuple[dict[str, int], ...]:
         """One entry per region known here, by the names of ``struct pc_region_stats``."""
@@ -406,8 +461,14 @@ class PageServer:
         answers = self._on_loop(tell())
         for (region, force, _, alone), leased in zip(orders, answers, strict=True):
             if leased is not None and (force or (alone and not leased)):
-                self._unpin(region)
+                self._gone(region)
         return pack(*answers)
+
+    def _gone(self, region: int) -> None:
+        """The region is not here any more."""
+        self._pins.unpin(region)
+        if self._store is not None:
+            self._store.drop_region(region)
 
     def _retire(
         self, region: int, force: bool, record: RegionRecord | None, alone: bool
@@ -457,8 +518,31 @@ class PageServer:
         Raises:
             OutOfMemoryError: There is no room for it.
             CommitAbortedError: It is not there any more.
-            ClamorError: As the engine says.
+            ClamorError: As the engine says. In a session with a store also what the disk refuses.
         """
+        self._fetch(commit_id, region, from_server, layer_bytes)
+        if self._store is not None:
+            self._store.keep_layer(region, commit_id)
+
+    def keep(self, region: int) -> None:
+        """See ``StorePart.keep``: a region is sealed, in a session with a store."""
+        if self._store is not None:
+            self._store.keep(region)
+
+    def free_directories(self) -> list[str]:
+        """See ``StorePart.free_directories``."""
+        return self._store.free_directories() if self._store is not None else []
+
+    def take_directory(self, directory: str, state: StoreState) -> list[int]:
+        """See ``StorePart.take_directory``."""
+        return self._store.take_directory(directory, state) if self._store is not None else []
+
+    def drop_directory(self, directory: str) -> None:
+        """See ``StorePart.drop_directory``."""
+        if self._store is not None:
+            self._store.drop_directory(directory)
+
+    def _fetch(self, commit_id: int, region: int, from_server: int, layer_bytes: int) -> None:
         what = f"Taking the changed blocks of {label(region)} at their home"
         if not self._engine.has_layer(region, commit_id):  # else it is only asked about
             check_room(layer_bytes, what, COMMIT_HINT)
@@ -474,7 +558,10 @@ class PageServer:
         Returns:
             The newest (region, version) of each region that is settled here.
         """
-        return self._on_loop(self._core.versions.publish(items), PUBLISH_S)
+        known: list[tuple[int, int]] = self._on_loop(self._core.versions.publish(items), PUBLISH_S)
+        if self._store is not None:  # what is acknowledged may be forgotten by the registry
+            self._store.name(items)
+        return known
 
     def drop_staged(self, commit_id: int, regions: list[int]) -> None:
         """A commit was refused, and its layers were fetched already."""
@@ -483,6 +570,8 @@ class PageServer:
             self._core.versions.drop_staged(commit_id, regions)
 
         self._on_loop(tell())
+        if self._store is not None:
+            self._store.drop_layers(commit_id, regions)
 
     # -- regions whose home is lost
 
@@ -499,10 +588,13 @@ class PageServer:
     def rebuild(self, order: RebuildOrder, made: list[Any]) -> None:
         """See ``RebuiltHomes.rebuild``."""
         self._rebuilt_homes.rebuild(order, made)
+        if not order.attempt:
+            self.keep(order.record.region)
 
     def rebuild_drop(self, region: int) -> None:
         """See ``RebuiltHomes.drop``."""
         self._rebuilt_homes.drop(region)
+        self._gone_unless_home(region)
 
     # -- homes that move
 
@@ -553,10 +645,12 @@ class PageServer:
     def take_seal(self, region: int, attempt: int, version: int) -> None:
         """See ``MovedHomes.seal``."""
         self._moved_homes.seal(region, attempt, version)
+        self.keep(region)
 
     def take_drop(self, region: int, attempt: int) -> None:
         """See ``MovedHomes.drop``."""
         self._moved_homes.drop(region, attempt)
+        self._gone_unless_home(region)
 
     # -- who the homes are
 
@@ -577,10 +671,17 @@ class PageServer:
 
         self._on_loop(tell())
         self._moved_homes.told(record)
+        if self._store is not None and self._engine.server_id not in record.homes:
+            self._store.drop_region(record.region)
         if self._engine.server_id in record.homes:  # the home before is told next, or commits go on
             self._engine.wait_for_keeper()
-        elif record.region in self._pinned:
+        elif record.region in self._pins.regions:
             self._moved_homes.left(record.region)
+
+    def _gone_unless_home(self, region: int) -> None:
+        """What was got ready here is not needed."""
+        if self._store is not None and not self.is_home(region):
+            self._store.drop_region(region)
 
     # -- files
 
@@ -590,117 +691,9 @@ class PageServer:
 
     # -- Ray objects
 
-    def _unpin(self, region: int) -> None:
-        with self._lock:
-            if self._pinned.pop(region, None) is None:
-                return  # no Ray object: none of the requests made it
-            for request_id, pinned in list(self._pinning.items()):
-                done = pinned.done() and not pinned.exception()
-                if done and pinned.result().record.region == region:
-                    del self._pinning[request_id]
-
     def pin(self, object_refs: list[Any], request_id: int = 0) -> Pinned:
-        """Makes a Ray object of this node's store a region; serving it copies no large buffer.
-
-        The object stays pinned until the region is freed and dropped.
-
-        Args:
-            object_refs: A list of one ObjectRef.
-            request_id: The same one gets the same answer again; 0: none.
-
-        Returns:
-            The sealed region, and what lies where in it.
-
-        Raises:
-            UnpicklableError: The object has no protocol-5 form.
-            Whatever the object is, where it is an error.
-        """
-        if not request_id:
-            return self._pin(object_refs, 0)
-        return self._once(request_id, lambda: self._pin(object_refs, request_id))
-
-    def _once(self, request_id: int, work: Callable[[], Pinned]) -> Pinned:
-        with self._lock:
-            told = self._pinning.get(request_id)
-            mine = told is None
-            if told is None:
-                told = self._pinning[request_id] = Future()
-        if mine:
-            try:
-                told.set_result(work())
-            except BaseException as failure:
-                told.set_exception(failure)
-                with self._lock:
-                    del self._pinning[request_id]
-        return told.result(PULL_S)
-
-    def _pin(self, object_refs: list[Any], request_id: int) -> Pinned:
-        pickled = take_apart(ray.get(object_refs[0], timeout=FETCH_OBJECT_S))
-        record: RegionRecord = ray.get(
-            self._registry.create_region.remote(
-                pickled.plan.region_bytes, self._node_id, request_id
-            ),
-            timeout=CALL_S,
-        )
-        try:
-            self._serve_pinned(record, pickled, object_refs)
-            digest = shared_objects.digest_of(pickled)
-            source = shared_objects.source_of(pickled.plan, digest, object_refs[0])
-            ray.get(self._registry.seal.remote(record.region, source), timeout=CALL_S)
-        except BaseException:
-            # Answered by an order to retire it with force, which unpins.
-            ray.get(self._registry.abandon.remote(record.region), timeout=CALL_S)
-            raise
-        return Pinned(record, pickled.plan, digest)
-
-    def _pin_all_again(self, shared: list[tuple[Pinned, list[Any]]], within_s: float) -> None:
-        """After a restart, and before anybody's question is answered: readers of every region wait
-        for it. So all objects are brought at once, and have one deadline."""
-        deadline_s = time.monotonic() + within_s
-        if shared:
-            ray.wait([refs[0] for _, refs in shared], num_returns=len(shared), timeout=within_s)
-        for pinned, object_refs in shared:
-            self._pin_again(
-                pinned, object_refs, max(deadline_s - time.monotonic(), BROUGHT_OBJECT_S)
-            )
-
-    def _pin_again(self, pinned: Pinned, object_refs: list[Any], within_s: float) -> None:
-        """One object that was shared.
-
-        Raises:
-            What is a shortage here: it is no reason to do without the object. But for one of time:
-            other regions need this server, and whoever reads this one has it rebuilt, which waits.
-        """
-        region = pinned.record.region
-        try:
-            pickled = take_apart(ray.get(object_refs[0], timeout=within_s))
-            if shared_objects.digest_of(pickled) != pinned.digest:
-                raise errors.UnpicklableError("The object pickles to a different layout each time.")
-            self._serve_pinned(pinned.record, pickled, object_refs)
-        except Exception as failure:  # any other: the rest goes on, and who reads it has it rebuilt
-            if shared_objects.is_shortage(failure) and not isinstance(failure, GetTimeoutError):
-                raise
-            self._pinned.pop(region, None)
-            logger.error("variable %d cannot be shared again: %r", region, failure)
-
-    def _serve_pinned(self, record: RegionRecord, pickled: Pickled, object_refs: list[Any]) -> None:
-        segments = [
-            _native.Segment(offset, view.nbytes, np.frombuffer(view, np.uint8).ctypes.data)
-            for offset, view in pickled.pieces()
-            if shared_objects.is_in_place(offset, view)
-        ]
-        # The views hold the store's memory; the reference holds the object in the store.
-        self._pinned[record.region] = (object_refs, pickled)
-        fd = self._engine.create_shared(
-            record.region, record.version, record.base_address, record.length_bytes, segments
-        )
-        try:
-            for offset, view in pickled.pieces():
-                if not shared_objects.is_in_place(offset, view):
-                    _native.copy_in(fd, offset, view)
-        finally:
-            os.close(fd)
-        self._engine.seal(record.region)
+        """See ``PinnedObjects.pin``."""
+        return self._pins.pin(object_refs, request_id)
 
     # -- the end
 
@@ -730,10 +723,9 @@ class PageServer:
             but_homes: Neither homes count, nor layers of other nodes; but uses that have begun and
                 ended since this was last asked.
         """
-        with self._lock:
-            n_pinning = sum(not told.done() for told in self._pinning.values())
-        n_pinning += self._engine.new_opens() if but_homes else 0
-        return self._engine.in_use(but_homes) + self._core.n_watching + n_pinning
+        n_new = self._engine.new_opens() if but_homes else 0
+        used = self._engine.in_use(but_homes) + self._core.n_watching + self._pins.n_pinning()
+        return used + n_new
 
     def leave(self) -> int:
         """Ends this server and its keeper where nothing here is in use. The session goes on, and
@@ -760,6 +752,8 @@ class PageServer:
                     logging.shutdown()
                     os._exit(starting.EXIT_TRY_AGAIN)
                 self._end_keeper()
+                if self._store is not None:
+                    self._store.close()
         return self._engine.server_id
 
     def stop(self) -> None:
@@ -778,6 +772,8 @@ class PageServer:
                 self._engine.stop()
             finally:  # it would stay for CLAMOR_ORPHAN_S, with all memory
                 self._end_keeper()
+                if self._store is not None:
+                    self._store.close()
 
     def _end_keeper(self) -> None:
         # One that is being started in place of another would stay when this process is gone.
@@ -786,4 +782,4 @@ class PageServer:
             self._keeper.quit()
         if has_turn:
             self._renewing.release()
-        self._pinned.clear()
+        self._pins.regions.clear()

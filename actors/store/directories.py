@@ -63,11 +63,12 @@ class DirectoryServers(Examined, Protocol):
     """The page servers, by id, as this wants them. ``ray_homes`` calls them by Ray."""
 
     async def free_directories(self, server_id: int) -> list[str]:
-        """Directories of this store at its node's path that no page server has open."""
+        """Directories of this store at its node's path that no page server has open: neither as its
+        own, nor because it takes it over."""
 
     async def take_directory(self, server_id: int, directory: str, state: StoreState) -> list[int]:
         """It brings all that the directory has to the newest version, and gets ready to be the
-        home of it. Again: as the first time.
+        home of it. It has the directory open until ``drop_directory``. Again: as the first time.
 
         Args:
             server_id: The server.
@@ -137,6 +138,8 @@ class StoreDirectories:
         self._opened = asyncio.Event()
         self._is_watching = False
         self._away_since_s: dict[str, float] = {}
+        self._takers: dict[str, int] = {}  # who has a directory open that it takes over
+        self._damaged: set[str] = set()  # directories of which that could not take all
 
     def open(self) -> None:
         """Begins to look for the directories."""
@@ -255,6 +258,11 @@ class StoreDirectories:
         now_s = asyncio.get_running_loop().time()
         takes: dict[int, list[str]] = {server_id: [] for server_id in servers}
         for directory in self._homes_away():
+            is_listed = any(directory in free for free in free_at)
+            if (taker := self._takers.get(directory, 0)) in takes and not is_listed:
+                if directory not in self._damaged:
+                    takes[taker].append(directory)
+                continue
             takers = [
                 server_id
                 for server_id, free in zip(servers, free_at, strict=True)
@@ -288,6 +296,8 @@ class StoreDirectories:
         for stored in state.regions:  # it is told when one of them is freed
             self._core.lookup(stored.record.region, server_id)
         call = self._servers.take_directory(server_id, directory, state)
+        self._takers[directory] = server_id
+        self._damaged.discard(directory)
         ready = set(await watched(self._servers, server_id, call, TAKE_S))
         if self._core.node_of(server_id) is None:
             raise errors.ServerUnavailableError("It was lost meanwhile.")
@@ -311,11 +321,14 @@ class StoreDirectories:
             raise full
         for region in ready - there:
             await self._try("what has another home", self._tell_other(region, server_id))
-        if there <= ready:
+        if not there <= ready:
+            self._damaged.add(directory)
+        else:
             for each in lives & set(self._core.awaited()):
                 self._lose(each, f"its directory was taken over by page server {server_id:#x}")
             drop = self._servers.drop_directory(server_id, directory)
             await watched(self._servers, server_id, drop, TAKE_S)
+            del self._takers[directory]
 
     async def _tell(self, region: int, home: int) -> None:
         """Until it has heard that it is the home, it answers nobody."""

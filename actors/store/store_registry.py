@@ -10,7 +10,8 @@ Where what is:
   killed and started again, as in every session.
 
 A store that cannot be opened is no reason to end: Ray would tell the driver no more than that the
-actor is dead. So this one stays, and ``report`` says why; who has made it ends it.
+actor is dead. So this one stays for ``REFUSING_S``, and ``report`` says why; who has made it ends
+it sooner.
 
 The class has a ``__repr__`` of its own: see ``process.starting``.
 """
@@ -20,10 +21,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
+
+import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol import names
@@ -43,6 +47,7 @@ from clamor_ray.actors.store.opening import open_again
 from clamor_ray.actors.window.address_claims import REGION_IDS, Claim, Range
 
 MARK: Final = "store-open"
+REFUSING_S: Final = 30.0
 DYING_S: Final = 20.0  # that the registry before this one may take to be gone
 LOOK_S: Final = 0.1
 FIRST_IDS: Final = range(STORED_IDS // REGION_IDS, 10**9)  # of stores, times `REGION_IDS`
@@ -64,6 +69,7 @@ class StoreRegistry(Registry):
                 raise
             self._refusal = refusal
             self._let_go()
+            _end_after(REFUSING_S)
 
     def __repr__(self) -> str:
         return f"StoreRegistry({self._config.job_scope})"
@@ -188,6 +194,10 @@ class StoreRegistry(Registry):
             raise self._refusal
         return await super().report()
 
+    async def store_damaged(self, server_id: int, regions: dict[int, str]) -> None:
+        """See ``StoredHomes.are_damaged``."""
+        self._stored_homes.are_damaged(server_id, regions)
+
     async def opened_at(self, region: int) -> int:
         """The version that a region had when the store was opened: of those before it nothing is
         kept."""
@@ -212,6 +222,14 @@ class StoreRegistry(Registry):
             await self._directories.close()
             await super().shutdown()
         self._let_go()
+
+
+def _end_after(seconds: float) -> None:
+    """This actor ends then, and Ray does not start it again."""
+    own = ray.get_runtime_context().current_actor
+    timer = threading.Timer(seconds, ray.kill, (own,))
+    timer.daemon = True
+    timer.start()
 
 
 def _label(scope: str) -> str:

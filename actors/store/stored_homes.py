@@ -14,7 +14,7 @@ Thread safety: everything belongs to one asyncio loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from clamor_ray import errors
@@ -32,6 +32,10 @@ from clamor_ray.actors.lost_homes.lost_blocks import Losses
 from clamor_ray.actors.lost_homes.unheard_homes import Waited
 from clamor_ray.actors.registry.registry_core import RegistryCore
 
+DAMAGED_HINT = (
+    "The files are left as they are: look at them with clamor-fsck when the store is not open. "
+    "The store's other variables can be read and changed."
+)
 AWAY_HINT = (
     "Nothing of it is lost. Start a node on which this directory is: from then on the variable can "
     "be read and changed as before."
@@ -50,6 +54,7 @@ class StoredHomes:
 
     Attributes:
         when_back: Is told of each region that has its home again, and of that.
+        when_damaged: Is told of each region whose home has no whole files of it, and of that.
     """
 
     def __init__(
@@ -67,7 +72,9 @@ class StoredHomes:
         self.unheard = unheard
         self._waited = Waited()
         self._given: dict[int, list[int]] = {}  # home -> regions that nobody was told of yet
+        self._damaged: dict[int, tuple[int, str]] = {}  # home, and why
         self.when_back: Callable[[int, int], object] = lambda region, home: None
+        self.when_damaged: Callable[[int, int], object] = lambda region, home: None
 
     # -- page servers that start
 
@@ -161,10 +168,42 @@ class StoredHomes:
             return None
         return self._newest(record)
 
+    def are_damaged(self, home: int, regions: Mapping[int, str]) -> None:
+        """The files that a page server has of these regions, which are homed there, are missing or
+        not as they were written.
+
+        Args:
+            home: The server, which is about to register.
+            regions: All that there are, and what is wrong.
+        """
+        for region in [each for each, (at, _) in self._damaged.items() if at == home]:
+            del self._damaged[region]
+        for region, why in regions.items():
+            self._damaged[region] = home, why
+            self.when_damaged(region, home)
+
+    def has_nothing(self, region: int, home: int) -> bool:
+        """A home that lives says that it does not have the region.
+
+        Returns:
+            Whether that is all there is to it: the files may be there, so nothing is made again.
+        """
+        if not self._core.lives.directory_of(home) or self._core.others_of(region):
+            return False
+        self._damaged[region] = home, "its page server does not have it; its log may say why"
+        return True
+
+    def _damage(self, region: int) -> str:
+        home, why = self._damaged.get(region, (0, ""))
+        return why if home in self._core.homes_of(region) else ""
+
     # -- regions that are away
 
     def why(self, region: int) -> str:
-        """Where a region is that no page server has now; "" where that is not so."""
+        """Where a region is that no page server has now, or what has become of its files; "" where
+        that is not so."""
+        if damage := self._damage(region):
+            return f"{capital(self._log.label(region))} cannot be opened: {damage.rstrip('.')}"
         for home in self._core.homes_of(region):
             directory = self._core.lives.directory_of(home)
             if not directory or not isinstance(lost := self._core.locate(home), ServerLost):
@@ -185,7 +224,8 @@ class StoredHomes:
         """For who needs a region that is away, and that nothing makes again; None: it is not so."""
         if self._core.others_of(region) or not (why := self.why(region)):
             return None
-        return errors.HomeLostError(f"{why}.", hint=AWAY_HINT)
+        hint = DAMAGED_HINT if self._damage(region) else AWAY_HINT
+        return errors.HomeLostError(f"{why}.", hint=hint)
 
     async def until_back(self, region: int, timeout_s: float) -> None:
         """Waits for a region that is away; not at all where there is no time for that.
@@ -203,6 +243,7 @@ class StoredHomes:
     def forget(self, region: int) -> None:
         """It is gone."""
         self._waited.discard(region)
+        self._damaged.pop(region, None)
 
 
 def _at(record: RegionRecord, home: int) -> RegionRecord:

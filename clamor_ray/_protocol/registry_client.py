@@ -91,6 +91,9 @@ class RegistryClient:
     def store_state(self, server_id: int) -> StoreState:
         return self._ask("store_state", server_id)
 
+    def store_damaged(self, server_id: int, regions: dict[int, str]) -> None:
+        self._ask("store_damaged", server_id, regions)
+
     def renew_server(self, node_id: str, server_id: int, reason: str, n_old: int = 0) -> int:
         return self._ask("renew_server", node_id, server_id, reason, n_old)
 

@@ -135,6 +135,7 @@ def _find(
     """The registry of that name, and what it says. One that is about to end is waited for, and one
     that cannot open its store is ended."""
     deadline = time.monotonic() + ENDING_S
+    is_made_here = False
     while True:
         registry = ray_state.find_named_registry(name)
         if registry is None and not is_made:
@@ -143,14 +144,11 @@ def _find(
             node_id = ray.get_runtime_context().get_node_id()
             place = stores.find(store, name) if store else None
             _, registry = starting.start_registry(config, node_id, avoid, name, place)
+            is_made_here = place is not None
         try:
             # Of the one that was first, where two processes have made it.
             report: SessionReport = await_rpc(registry.report.remote(), config.control_timeout_s)
             return registry, report
-        except (errors.StoreError, errors.AddressClashError):
-            with contextlib.suppress(RayError, ValueError):
-                ray.kill(registry)
-            raise
         except errors.ServerUnavailableError:  # also where it is gone: then there is none
             if time.monotonic() >= deadline:
                 raise
@@ -159,6 +157,13 @@ def _find(
                 with contextlib.suppress(RayError, ValueError):
                     ray.kill(registry)
                 deadline += ENDING_S
+        except errors.WaitTimeoutError:
+            raise
+        except errors.ClamorError as error:
+            if is_made_here or isinstance(error, errors.StoreError):  # it has not opened its store
+                with contextlib.suppress(RayError, ValueError):
+                    ray.kill(registry)
+            raise
         time.sleep(0.1)
 
 

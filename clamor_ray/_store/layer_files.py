@@ -33,6 +33,7 @@ from clamor_ray._store import disk
 from clamor_ray._store.layout import LAYERS, NEW, LayerName, layer_name_of, layer_path
 
 Runs = npt.NDArray[np.uint64]
+Indices = npt.NDArray[np.int64]
 
 DELTA: Final = 1
 MADE_WHOLE: Final = 2
@@ -379,8 +380,12 @@ class Layer:
             n_blocks = min(at_a_time, self.head.n_blocks - first)
             yield first, self.read(first, n_blocks)
 
-    def read(self, first: int, n_blocks: int) -> bytearray:
+    def read(self, first: int, n_blocks: int, wanted: Indices | None = None) -> bytearray:
         """Blocks of it, by their index in it. They are right.
+
+        Args:
+            first, n_blocks: of them.
+            wanted: which of them must be right, counted from the first; None: all.
 
         Raises:
             StoreDamagedError: One has not its checksum.
@@ -390,18 +395,27 @@ class Layer:
             content = disk.read_at(
                 self.fd, n_blocks * BLOCK_BYTES, self.data_offset + first * BLOCK_BYTES
             )
-        wrong = np.flatnonzero(block_sums(content) != self.sums[first : first + n_blocks])
+        is_wrong = block_sums(content) != self.sums[first : first + n_blocks]
+        wrong = np.flatnonzero(is_wrong) if wanted is None else wanted[is_wrong[wanted]]
         if len(wrong):
-            block = int(self.blocks[first + int(wrong[0])])
-            raise errors.StoreDamagedError(
-                f"Block {block} of variable {self.head.region} has not its checksum in "
-                f"{self.path}, and so have {len(wrong) - 1} others of the same chunk not.",
-                region=self.head.region,
-                version=self.version,
-                block=block,
-                file=str(self.path),
-            )
+            raise self.damaged(first + int(wrong[0]))
         return content
+
+    def damaged(self, index: int) -> errors.StoreDamagedError:
+        """That a block has not its checksum.
+
+        Args:
+            index: of the block, in the layer.
+        """
+        block = int(self.blocks[index])
+        return errors.StoreDamagedError(
+            f"Block {block} of variable {self.head.region}, as of version {self.version}, has not "
+            f"its checksum in {self.path}.",
+            region=self.head.region,
+            version=self.version,
+            block=block,
+            file=str(self.path),
+        )
 
     def check(self) -> None:
         """Reads each block.
@@ -427,6 +441,20 @@ def blocks_of(runs: Runs) -> Runs:
     before = np.cumsum(lengths) - lengths
     within = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
     return np.repeat(runs[:, 0], lengths) + within.astype(np.uint64)
+
+
+def runs_of(blocks: Runs) -> Runs:
+    """Runs of ascending blocks.
+
+    Example:
+        >>> runs_of(np.array([3, 4, 9], np.uint64)).tolist()
+        [[3, 2], [9, 1]]
+    """
+    begins = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1] + np.uint64(1)))
+    if not len(blocks):
+        return np.empty((0, 2), np.uint64)
+    lengths = np.diff(np.append(begins, len(blocks)))
+    return np.stack([blocks[begins], lengths.astype(np.uint64)], axis=1)
 
 
 def _opened(path: Path, fd: int) -> Layer:

@@ -194,7 +194,7 @@ class SumsFile:
             StoreError: They cannot be read.
         """
         out = np.empty(len(blocks), np.uint32)
-        for low, high in _parts(blocks):
+        for low, high in parts_of(blocks):
             some = blocks[low:high].astype(np.int64)
             first = int(some[0])
             out[low:high] = self.read(first, int(some[-1]) - first + 1)[some - first]
@@ -216,7 +216,7 @@ class SumsFile:
                 f"block {int(blocks[-1])} of variable {self.header.region}, which has "
                 f"{self.header.n_blocks} ({self.path})"
             )
-        for low, high in _parts(blocks):
+        for low, high in parts_of(blocks):
             some = blocks[low:high].astype(np.int64)
             first = int(some[0])
             n_blocks = int(some[-1]) - first + 1
@@ -247,7 +247,7 @@ def _sequence(header: SumsHeader) -> int:
     return header.sequence
 
 
-def _parts(blocks: Runs) -> list[tuple[int, int]]:
+def parts_of(blocks: Runs) -> list[tuple[int, int]]:
     """Where ascending blocks go from one part of the file to the next, by their index."""
     if not len(blocks):
         return []

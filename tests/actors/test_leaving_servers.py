@@ -21,6 +21,7 @@ from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.page_server import page_server
 from clamor_ray.actors.page_server.page_server import PageServer
+from clamor_ray.actors.page_server.pinned_objects import PinnedObjects
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.process.starting import EXIT_TRY_AGAIN
 from clamor_ray.actors.registry import servers as servers_module
@@ -78,7 +79,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> PageServer:
     server = object.__new__(PageServer)
     server.__dict__.update(
         _stopped=False,
-        _lock=threading.Lock(),
         _ending=threading.Lock(),
         _renewing=threading.Lock(),
         _keeper=Keeper(),
@@ -88,8 +88,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> PageServer:
         _file_reads=SimpleNamespace(close=lambda: None),
         _away=SimpleNamespace(close=lambda: None),
         _on_loop=lambda _: None,
-        _pinned={},
-        _pinning={},
+        _pins=PinnedObjects(Engine(), None, "here"),
     )
     return server
 
@@ -117,13 +116,13 @@ def test_it_goes_on_while_it_is_used(server: Any, what: str) -> None:
     elif what == "watching":
         server._core.n_watching = 1
     else:
-        server._pinning[5] = Future()
+        server._pins._pinning[5] = Future()
     assert server.in_use() > 0
     assert server.leave() == 0
     assert not server._keeper.was_told_to_leave
     assert server._engine.n_left == 0
     if what == "pinning":
-        server._pinning[5].set_result(None)
+        server._pins._pinning[5].set_result(None)
         assert server.leave() == 7
 
 

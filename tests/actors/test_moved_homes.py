@@ -103,7 +103,7 @@ def test_who_is_the_home_has_heard_it_when_its_keeper_has() -> None:
     server._engine = SimpleNamespace(server_id=TAKER, wait_for_keeper=wait_for_keeper)
     server._core = SimpleNamespace(rehome=lambda record: said.append("engine"))
     server._moved_homes = SimpleNamespace(told=lambda record: None)
-    server._pinned = {}
+    server._pins = SimpleNamespace(regions={})
     server._on_loop = asyncio.run
     with pytest.raises(errors.WaitTimeoutError, match="stopped"):
         server.rehome(THERE)

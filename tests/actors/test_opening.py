@@ -70,6 +70,10 @@ def test_where_nobody_knows_what_is_inside_all_that_is_sealed_stays(journal: Jou
     make(journal, 1)
     make(journal, 2, ANY_REGION, name="outer")
     make(journal, 3, sealed=False)
+    pieces = [replace(RECORD, region=region, piece_of=10) for region in (11, 12)]
+    whole = replace(RECORD, region=10, homes=(), n_pieces=2, piece_bytes=2 << 20)
+    journal.create_region(whole, 10, 13, pieces)
+    journal.seal(11)  # a piece of what is not
     assert opened(journal) == [1, 2]
     journal.set_states([(2, "freed")])
     assert opened(journal) == []

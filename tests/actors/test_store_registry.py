@@ -101,6 +101,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(journals, "find_registry", lambda scope: object())  # all go on
     monkeypatch.setattr(store_registry, "actor_names", list)
     monkeypatch.setattr(store_registry, "DYING_S", 0.3)
+    monkeypatch.setattr(store_registry, "_end_after", lambda seconds: None)
     world = World(tmp_path, monkeypatch)
     world.cluster()
     return world

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from clamor_ray._native.base import BLOCK_BYTES
 from clamor_ray._store.layer_files import LayerHead, data_offset_of, write_layer
@@ -32,7 +35,9 @@ def runs_of(blocks: list[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def engine_layer(region: int, commit_id: int, content: Mapping[int, Block], flags: int = 0) -> bytes:
+def engine_layer(
+    region: int, commit_id: int, content: Mapping[int, Block], flags: int = 0
+) -> bytes:
     """The engine's file of a layer."""
     blocks = sorted(content)
     runs = runs_of(blocks)
@@ -79,3 +84,44 @@ def base_file(directory: Path, content: Mapping[int, Block], n_blocks: int) -> I
         yield fd
     finally:
         os.close(fd)
+
+
+class Crash(BaseException):
+    """The process is dead from here on."""
+
+
+class Crashes:
+    """Ends the process, as far as its files are concerned, at the n-th change of them.
+
+    Args:
+        patch: pytest's.
+        seed: of how much of the last write is there.
+    """
+
+    CHANGES = ("pwrite", "fdatasync", "fsync", "rename", "unlink", "link", "ftruncate")
+
+    def __init__(self, patch: pytest.MonkeyPatch, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self.at = 0
+        self.n = 0
+        for name in self.CHANGES:
+            patch.setattr(os, name, self._counted(name, getattr(os, name)))
+
+    def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **named: Any) -> Any:
+            self.n += 1
+            if self.at and self.n >= self.at:
+                if self.n == self.at and name == "pwrite":
+                    fd, data, offset = args
+                    call(fd, data[: self._random.randrange(len(data) + 1)], offset)
+                raise Crash
+            return call(*args, **named) if "sync" not in name else None
+
+        return counted
+
+    def never(self) -> None:
+        self.at = self.n = 0
+
+    def after(self, n: int) -> None:
+        """The n-th change is the last, and maybe a part of one."""
+        self.at, self.n = n, 0

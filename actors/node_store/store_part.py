@@ -1,0 +1,529 @@
+"""A page server's directory of its session's store (docs/store.md): what is put there, and when.
+
+    a region is sealed      -> its base and checksums get their names, synced   ``keep``
+    a layer is at its home  -> a file of its own, synced                        ``keep_layer``
+    its commit is decided   -> the file's name says the version; then the home
+                               acknowledges it                                  ``name``
+    a base has had enough   -> it is synced, and its layers' files go           ``checkpoint``
+    a region leaves         -> its files go                                     ``drop_region``
+
+A page server that starts without a keeper has only these files: ``open_again`` brings the bases to
+the newest versions, and gives them to the new keeper, as if that had held them all the time. One
+whose keeper lives goes on with what that has: the files are the same.
+
+Safe from any thread. Files of one region are changed by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from clamor_ray import errors
+from clamor_ray._labels import label
+from clamor_ray._native import client as _native
+from clamor_ray._protocol.cause import cause_of
+from clamor_ray._protocol.messages import (
+    Publication,
+    RegionRecord,
+    ServerConfig,
+    StoredRegion,
+    StoreState,
+)
+from clamor_ray._store import bases, directories, disk, layer_files
+from clamor_ray._store.base_copies import replace_with_copy
+from clamor_ray._store.checkpoint import checkpoint, merge
+from clamor_ray._store.layout import REGIONS, LayerName, base_path, layer_path
+from clamor_ray._store.redo import redo
+from clamor_ray.actors.node_store.mapped import FileId, id_of, mapped_files
+
+logger = logging.getLogger("clamor_ray.page_server")
+
+TICK_S: Final = 0.5
+CHECKPOINT_S: Final = 20.0  # a layer's file is kept so long at least, for others to come with it
+CHECKPOINT_BYTES: Final = 512 << 20  # of one region's layers: then at once
+MERGE_BYTES: Final = 256 << 20  # of layers whose base stays behind, beside its length
+UNDECIDED_S: Final = 60.0  # a layer that is nobody's is asked about
+AGAIN_S: Final = 5.0
+CLOSE_S: Final = 5.0
+
+_Name = tuple[int, int]  # region, commit id
+
+
+@dataclass
+class _Layers:
+    """Of one region: the files of layers that its base may not have, by version."""
+
+    bytes_of: dict[int, int] = field(default_factory=dict)
+    since_s: float = 0.0
+    not_before_s: float = 0.0
+
+
+class StorePart:
+    """See the file's head. Locked until ``close``, or the end of the process.
+
+    Args:
+        config: Of the session, which has a store.
+        noted: A file that says which directory this page server had before it was restarted.
+
+    Raises:
+        StoreError: The directory cannot be used; the text says why.
+    """
+
+    def __init__(self, config: ServerConfig, noted: Path) -> None:
+        self._config = config
+        self._noted = noted
+        self._directory = self._open(_read_note(noted))
+        noted.write_text(self._directory.directory_id)
+        self._engine: _native.Engine | None = None
+        self._outcome: Callable[[int], dict[int, int]] = lambda commit_id: {}
+        self._lock = threading.Lock()
+        self._region_locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._layers: dict[int, _Layers] = {}
+        self._undecided: dict[_Name, float] = {}  # when they came
+        self._taking = threading.Lock()
+        self._taken: dict[str, directories.NodeDirectory] = {}
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def _open(self, directory_id: str | None) -> directories.NodeDirectory:
+        where = Path(self._config.store), self._config.store_id, self._config.job_scope
+        if directory_id is not None:
+            try:  # what it had before it was restarted
+                return directories.open_node(*where, directory_id=directory_id)
+            except (errors.StoreInUseError, errors.StoreIncompleteError) as failure:
+                logger.warning("another directory of the store is taken: %s", failure)
+        return directories.open_node(*where)
+
+    @property
+    def directory_id(self) -> str:
+        """32 hex digits: who this page server is, whatever its node."""
+        return self._directory.directory_id
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._directory.path
+
+    @property
+    def sums_path(self) -> Path:
+        """Where checksums of bases are."""
+        return self.path / REGIONS
+
+    # -- starting
+
+    def open_again(self, state: StoreState, keeper: _native.Keeper) -> dict[int, str]:
+        """Without a keeper's memory: all bases to their newest versions, and to the new keeper.
+        What the registry does not name goes.
+
+        Args:
+            state: The regions that are homed here.
+            keeper: A new one.
+
+        Returns:
+            Why regions are not here though they should be: files are missing, or not as they were
+            written. They are left as they are.
+
+        Raises:
+            StoreError, NoSpaceError: The disk refuses to be read or written.
+        """
+        began_s = time.monotonic()
+        damaged: dict[int, str] = {}
+        self._drop_all_but({each.record.region for each in state.regions})
+        names, mapped = layer_files.scan_layers(self.path), mapped_files()
+        for each in state.regions:
+            region = each.record.region
+            try:
+                self._bring_back(self.path, each, names.get(region, []), mapped)
+                fd = self._base_of(each.record)
+            except (errors.StoreDamagedError, errors.StoreFormatError) as failure:
+                logger.error("%s cannot be opened: %s", label(region), failure)
+                damaged[region] = cause_of(failure)
+                continue
+            try:
+                keeper.put_home(
+                    region,
+                    each.record.version,
+                    each.record.base_address,
+                    each.record.length_bytes,
+                    fd,
+                    in_file=each.record.in_file,
+                )
+            finally:
+                os.close(fd)
+        logger.info(
+            "the store's directory %s has brought back %d variables in %.2f s",
+            *(self.path, len(state.regions) - len(damaged), time.monotonic() - began_s),
+        )
+        return damaged
+
+    def _drop_all_but(self, regions: set[int]) -> None:
+        """What another home has meanwhile, or nobody had ever heard of."""
+        for region in {*bases.bases_of(self.path), *layer_files.scan_layers(self.path)} - regions:
+            bases.drop_region(self.path, region)
+
+    @staticmethod
+    def _bring_back(
+        directory: Path, stored: StoredRegion, names: list[LayerName], mapped: set[FileId]
+    ) -> None:
+        """The base is at the newest version, and nobody maps it."""
+        region = stored.record.region
+        path = base_path(directory, region)
+        with disk.asking(path, "opening it"), disk.open_file(path) as fd:
+            is_mapped = id_of(fd) in mapped
+        if is_mapped:  # by who has an array of a session before: that stays as it is
+            replace_with_copy(directory, region)
+        committed = {commit_id: version for version, commit_id in stored.commits}
+        redo(directory, region, stored.record.version, committed, names=names)
+
+    def _base_of(self, record: RegionRecord) -> int:
+        path = base_path(self.path, record.region)
+        with disk.asking(path, "opening it"):
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def serve(self, engine: _native.Engine, outcome: Callable[[int], dict[int, int]]) -> None:
+        """The engine runs: files that are there from before are looked after from now on.
+
+        Args:
+            engine: Has the homes.
+            outcome: Asks the registry what became of a commit: versions by region, {} if nothing.
+        """
+        self._engine = engine
+        self._outcome = outcome
+        now_s = time.monotonic()
+        for names in layer_files.scan_layers(self.path).values():
+            for name in names:
+                if name.version:
+                    self._note(name, now_s)
+                else:
+                    self._undecided[name.region, name.commit_id] = now_s
+        self._thread = threading.Thread(target=self._run, name="clamor-store", daemon=True)
+        self._thread.start()
+
+    # -- directories of others
+
+    def free_directories(self) -> list[str]:
+        """Directories of this store at this node's path that no page server has open.
+
+        Raises:
+            StoreError: They cannot be looked at.
+        """
+        return directories.free_nodes(Path(self._config.store), self._config.store_id)
+
+    def take_directory(self, directory_id: str, state: StoreState) -> list[int]:
+        """Gets ready to be the home of what another directory has, which is locked until
+        ``drop_directory``. Again: as the first time.
+
+        Args:
+            directory_id: Its uuid.
+            state: The regions that are homed there.
+
+        Returns:
+            The regions whose files are whole: they are here, too, and the engine has them.
+
+        Raises:
+            StoreError: It cannot be opened, or the disk refuses something.
+            What the engine raises.
+        """
+        assert self._engine is not None
+        with self._taking:
+            other = self._taken.get(directory_id)
+            if other is None:
+                other = self._taken[directory_id] = self._open_that(directory_id)
+            names, mapped = layer_files.scan_layers(other.path), mapped_files()
+            return [
+                each.record.region
+                for each in state.regions
+                if self._take(other.path, each, names.get(each.record.region, []), mapped)
+            ]
+
+    def _open_that(self, directory_id: str) -> directories.NodeDirectory:
+        where = Path(self._config.store), self._config.store_id, self._config.job_scope
+        return directories.open_node(*where, directory_id=directory_id)
+
+    def _take(
+        self, source: Path, stored: StoredRegion, names: list[LayerName], mapped: set[FileId]
+    ) -> bool:
+        assert self._engine is not None
+        record = stored.record
+        with self._one(record.region):
+            try:
+                self._bring_back(source, stored, names, mapped)
+                bases.link_base(source, self.path, record.region)
+            except (errors.StoreDamagedError, errors.StoreFormatError) as failure:
+                logger.error("%s is not taken over: %s", label(record.region), failure)
+                return False
+            fd = self._base_of(record)
+            try:
+                where = record.version, record.base_address, record.length_bytes
+                home = _native.HomeFile(fd, *where, record.in_file)
+                self._engine.rebuild_from_file(record.region, home, record.term)
+            finally:
+                os.close(fd)
+        return True
+
+    def drop_directory(self, directory_id: str) -> None:
+        """All that a directory had is homed here: it goes. One that is gone is no error.
+
+        Raises:
+            StoreError: It cannot be deleted.
+        """
+        with self._taking:
+            other = self._taken.pop(directory_id, None)
+            if other is not None:
+                directories.remove_node(other)
+
+    def close(self) -> None:
+        """The session has ended, or this server: lets go of the directory. Idempotent."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+        for other in self._taken.values():
+            other.close()
+        self._noted.unlink(missing_ok=True)
+        self._directory.close()
+
+    # -- what is kept
+
+    def keep(self, region: int) -> None:
+        """The region outlives this process from now on. It is whole here, and does not change.
+
+        Raises:
+            FreedError: It is not here.
+            NoSpaceError: The disk is full.
+            StoreError: The disk refuses it.
+        """
+        with self._one(region):
+            home = self._home_file(region)
+            try:
+                bases.keep_base(
+                    *(self.path, region, home.fd),
+                    *(home.version, home.base_address, home.length_bytes),
+                    in_file=home.in_file,
+                )
+            finally:
+                os.close(home.fd)
+
+    def keep_layer(self, region: int, commit_id: int) -> None:
+        """The layer of a commit that is not decided yet, which is staged here.
+
+        Raises:
+            NoSpaceError, StoreError: As ``keep``.
+            FreedError: It is not staged here.
+        """
+        with self._lock:
+            is_kept = (region, commit_id) in self._undecided
+        if is_kept:
+            return
+        self._write(region, commit_id, 0)
+        with self._lock:
+            self._undecided[region, commit_id] = time.monotonic()
+
+    def keep_whole(self, region: int, commit_id: int, version: int) -> None:
+        """A delta was made whole, and the base may change once this returns. In place of the delta.
+
+        Raises:
+            As ``keep_layer``.
+        """
+        with self._one(region):
+            self._write(region, commit_id, version)
+            layer_files.drop_layer(self.path, region, commit_id)
+            with self._lock:
+                self._undecided.pop((region, commit_id), None)
+            self._note(LayerName(region, commit_id, version), time.monotonic())
+
+    def _write(self, region: int, commit_id: int, version: int) -> None:
+        assert self._engine is not None
+        fd, n_bytes = self._engine.layer_file(region, commit_id)
+        try:
+            layer_files.write_layer(self.path, region, commit_id, fd, n_bytes, version=version)
+        finally:
+            os.close(fd)
+
+    def name(self, items: Iterable[Publication]) -> None:
+        """These commits were made: their layers stay until the base has them.
+
+        Raises:
+            StoreError: The disk refuses it.
+        """
+        now_s = time.monotonic()
+        items = list(items)
+        with contextlib.ExitStack() as held:
+            for region in sorted({each.region for each in items}):
+                held.enter_context(self._one(region))
+            with self._lock:
+                new = [each for each in items if (each.region, each.commit_id) in self._undecided]
+            # The others have their names, or are in a base that has come here since.
+            layer_files.name_committed(
+                self.path, [(each.region, each.commit_id, each.version) for each in new]
+            )
+            for each in new:
+                self._note(LayerName(each.region, each.commit_id, each.version), now_s)
+                with self._lock:
+                    self._undecided.pop((each.region, each.commit_id), None)
+
+    def drop_layers(self, commit_id: int, regions_of_it: Iterable[int]) -> None:
+        """The commit was refused."""
+        for region in regions_of_it:
+            with self._one(region):
+                layer_files.drop_layer(self.path, region, commit_id)
+                with self._lock:
+                    self._undecided.pop((region, commit_id), None)
+
+    def drop_region(self, region: int) -> None:
+        """It is freed, or has another home."""
+        with self._one(region):
+            bases.drop_region(self.path, region)
+            with self._lock:
+                self._layers.pop(region, None)
+                for name in [name for name in self._undecided if name[0] == region]:
+                    del self._undecided[name]
+
+    # -- checkpoints
+
+    def _run(self) -> None:
+        while not self._stopping.wait(TICK_S):
+            now_s = time.monotonic()
+            with self._lock:
+                due = [region for region, layers in self._layers.items() if _is_due(layers, now_s)]
+                old = [name for name, at_s in self._undecided.items() if now_s - at_s > UNDECIDED_S]
+            for region in due:
+                self._try(region, lambda region=region: self.checkpoint(region))
+            for name in old:
+                self._try(name[0], lambda name=name: self._settle(*name))
+
+    def _try(self, region: int, work: Callable[[], object]) -> None:
+        if self._stopping.is_set():
+            return
+        try:
+            work()
+        except Exception as failure:  # any: it is tried again, and nothing is lost meanwhile
+            logger.warning(
+                "the files of %s: %s; again in %g s", label(region), cause_of(failure), AGAIN_S
+            )
+            with self._lock:
+                if (layers := self._layers.get(region)) is not None:
+                    layers.not_before_s = time.monotonic() + AGAIN_S
+                for name in self._undecided:
+                    if name[0] == region:
+                        self._undecided[name] = time.monotonic() - UNDECIDED_S + AGAIN_S
+
+    def checkpoint(self, region: int) -> None:
+        """The base has on disk what it is at, and layers up to there are needed no more.
+
+        Raises:
+            StoreError, NoSpaceError: The disk refuses it. Nothing is lost.
+        """
+        with self._one(region):
+            with self._lock:
+                layers = self._layers.get(region)
+                versions = sorted(layers.bytes_of) if layers else []
+            if not versions:
+                return
+            try:
+                home = self._home_file(region)
+            except errors.FreedError:  # it goes, and its files with it
+                return
+            try:
+                if home.version >= versions[0]:
+                    checkpoint(self.path, region, home.fd, home.version)
+                    self._forget(region, home.version)
+                elif self._kept_bytes(region) > home.length_bytes + MERGE_BYTES:
+                    self._merge(region, home.version, versions[-1])
+                else:
+                    self._wait(region)
+            finally:
+                os.close(home.fd)
+
+    def _merge(self, region: int, above: int, up_to: int) -> None:
+        """The base is leased at an older version for long: its layers become one."""
+        merged = merge(self.path, region, above, up_to)
+        self._wait(region)
+        if merged is None:
+            return
+        n_bytes = os.stat(merged).st_size
+        with self._lock:
+            layers = self._layers[region]
+            for version in [each for each in layers.bytes_of if above < each <= up_to]:
+                del layers.bytes_of[version]
+            layers.bytes_of[up_to] = n_bytes
+
+    def _settle(self, region: int, commit_id: int) -> None:
+        """Whose a layer is that nobody has named or dropped."""
+        assert self._engine is not None
+        with self._lock:
+            if (region, commit_id) not in self._undecided:
+                return
+            self._undecided[region, commit_id] = time.monotonic()  # the next look is as far away
+        if self._engine.has_layer(region, commit_id):
+            return  # the engine asks
+        if version := self._outcome(commit_id).get(region, 0):
+            self.name([Publication(region, version, commit_id)])
+        else:
+            self.drop_layers(commit_id, [region])
+
+    # -- private
+
+    @contextlib.contextmanager
+    def _one(self, region: int) -> Iterator[None]:
+        """Nobody else changes the region's files meanwhile."""
+        with self._lock:
+            lock = self._region_locks.setdefault(region, threading.RLock())  # as long as it is held
+        with lock:
+            yield
+
+    def _home_file(self, region: int) -> Any:
+        assert self._engine is not None
+        return self._engine.home_file(region)
+
+    def _note(self, name: LayerName, now_s: float) -> None:
+        """A layer has its committed name."""
+        with disk.asking(path := layer_path(self.path, name), "looking at it"):
+            n_bytes = os.stat(path).st_size
+        with self._lock:
+            layers = self._layers.setdefault(name.region, _Layers())
+            if not layers.bytes_of:
+                layers.since_s = now_s
+            layers.bytes_of[name.version] = n_bytes
+
+    def _forget(self, region: int, up_to: int) -> None:
+        with self._lock:
+            if (layers := self._layers.get(region)) is None:
+                return
+            for version in [each for each in layers.bytes_of if each <= up_to]:
+                del layers.bytes_of[version]
+            layers.since_s = time.monotonic()
+            if not layers.bytes_of:
+                del self._layers[region]
+
+    def _kept_bytes(self, region: int) -> int:
+        with self._lock:
+            layers = self._layers.get(region)
+            return sum(layers.bytes_of.values()) if layers else 0
+
+    def _wait(self, region: int) -> None:
+        with self._lock:
+            if (layers := self._layers.get(region)) is not None:
+                layers.not_before_s = time.monotonic() + AGAIN_S
+
+
+def _is_due(layers: _Layers, now_s: float) -> bool:
+    if not layers.bytes_of or now_s < layers.not_before_s:
+        return False
+    is_old = now_s - layers.since_s >= CHECKPOINT_S
+    return is_old or sum(layers.bytes_of.values()) >= CHECKPOINT_BYTES
+
+
+def _read_note(noted: Path) -> str | None:
+    try:
+        return noted.read_text().strip() or None
+    except OSError:
+        return None
