@@ -27,9 +27,7 @@ One whose source runs, or whose new home is to be told, is not counted, and hold
 page server waits for a source: it is called when the object is there. ``SOURCES_AT_ONCE`` run at a
 time on a node, and homes that are equally good are taken in turn, so that sources spread.
 
-No commit can be made meanwhile: there is no home to take its blocks.
-
-Thread safety: everything belongs to one asyncio loop.
+No commit can be made meanwhile, for want of a home. Thread safety: all is of one asyncio loop.
 """
 
 from __future__ import annotations
@@ -746,14 +744,12 @@ class Rebuilds:
             try:
                 await self._watched(home, self._servers.rehome(home, record), TELL_S)
                 break
-            except errors.HomeLostError as failure:
-                if self._servers.why_lost(home) is None:
-                    self._hollow[record.region] = home
-                    raise Again("the new home has nothing of it any more") from failure
-                raise Again("the new home is lost too") from failure
             except Exception as failure:  # any: it may be restarting
                 if self._servers.why_lost(home) is not None:
                     raise Again("the new home is lost too") from failure
+                if isinstance(failure, errors.HomeLostError):
+                    self._hollow[record.region] = home
+                    raise Again("the new home has nothing of it any more") from failure
                 logger.warning("the new home %#x cannot be told yet: %r", home, failure)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MOST_S)

@@ -230,17 +230,13 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         late = self._late = LateWrites(core, journal, background)
         liveness = self._liveness = Liveness(core, log, handles, late)
         ends = self._ends = RegionEnds(core, handles, late, liveness, background, journal.synced)
-        homes = self._homes = RayHomes(
-            *(core, handles, liveness.lose, liveness.examine, label), before_told=journal.synced
-        )
+        known = (core, handles, liveness.lose, liveness.examine, label)
+        homes = self._homes = RayHomes(*known, before_told=journal.synced)
         losses = self._losses = Losses()
         held, unheard = HeldCommits(), UnheardHomes()
         stored = self._stored_homes = StoredHomes(core, log, journal, losses, unheard)
         commits = self._commits = Commits(
-            log,
-            journal,
-            homes,
-            timeout_s,
+            *(log, journal, homes, timeout_s),
             losses=losses,
             restarted_s=time.monotonic() if is_restart else None,
             held=held,

@@ -46,6 +46,7 @@ logger = logging.getLogger("clamor_ray.registry")
 SPREAD_START_S = 15.0  # for page servers of nodes that a variable is spread over
 GROUPS_START_S = 45.0  # the same, where that says how many nodes may be lost
 START_SERVER_S = 55.0  # less than a call to the registry has: its caller is told why
+COLD_START_S: Final = 3600.0  # of a store: all that was committed last is brought to where it goes
 STOP_S: Final = 10.0
 STOP_PAUSE_S: Final = 0.2
 LEAVE_S: Final = 30.0  # a server that is to end may have to end connections first
@@ -103,6 +104,7 @@ class PageServers:
         self._starting: dict[str, asyncio.Lock] = {}
         self._starts: dict[str, asyncio.Future[ServerInfo]] = {}  # by node
         self._start_troubles: dict[str, errors.ClamorError] = {}
+        self._cold_starts: dict[str, asyncio.Future[ServerInfo]] = {}  # by node; of a store
         self._at_work: set[asyncio.Task[None]] = set()  # starts that nobody waits for any more
         self._ending: set[str] = set()  # nodes whose server is asked to leave
         self._asked_to_leave: set[int] = set()  # which may have ended already
@@ -152,9 +154,29 @@ class PageServers:
         """The node's page server, started if there is none yet.
 
         Raises:
-            ServerUnavailableError: The node is dead, or the server did not start in 60 s.
+            ServerUnavailableError: The node is dead, or the server did not start in 60 s. One of a
+                store may need longer, and goes on starting.
             VersionMismatchError: The node runs another build of this library.
         """
+        if not self._config.store or self.is_here(node_id):
+            return await self._ensure(node_id)
+        if (start := self._cold_starts.get(node_id)) is None:
+            start = self._cold_starts[node_id] = asyncio.ensure_future(self._ensure(node_id))
+            start.add_done_callback(lambda start: self._cold_started(node_id, start))
+        done, _ = await asyncio.wait({start}, timeout=START_SERVER_S)
+        if not done:
+            raise errors.ServerUnavailableError(
+                f"The page server of node {node_id} brings its directory of the store up to date.",
+                hint="It goes on: try again.",
+            )
+        return start.result()
+
+    def _cold_started(self, node_id: str, start: asyncio.Future[ServerInfo]) -> None:
+        del self._cold_starts[node_id]
+        if not start.cancelled() and (failure := start.exception()) is not None:
+            logger.warning("node %s has no page server: %s", node_id, failure)
+
+    async def _ensure(self, node_id: str) -> ServerInfo:
         async with self._starting.setdefault(node_id, asyncio.Lock()):
             server_id = self._core.server_id_at(node_id)
             answer = self._core.locate(server_id)
@@ -301,7 +323,8 @@ class PageServers:
         """
         registered: asyncio.Future[ServerInfo] = asyncio.get_running_loop().create_future()
         self._starts[node_id] = registered
-        answers = asyncio.ensure_future(within(START_SERVER_S, handle.ping.remote()))
+        start_s = COLD_START_S if self._config.store else START_SERVER_S
+        answers = asyncio.ensure_future(within(start_s, handle.ping.remote()))
         try:
             await asyncio.wait({registered, answers}, return_when=asyncio.FIRST_COMPLETED)
             if registered.done():

@@ -48,11 +48,13 @@ from clamor_ray.actors.store.stored_homes import StoredHomes
 logger = logging.getLogger("clamor_ray.registry")
 
 ASK_S = 10.0
-TAKE_S = 900.0  # all that is committed is redone, and checked
+TAKE_S = 3600.0  # all that is committed is redone, and checked
 LOOK_S = 2.0
 LOOK_MOST_S = 20.0  # while nothing changes
+RAY_S = 60.0  # that Ray may not answer
+RAY_PAUSE_S = 1.0
 FREE_S = 15.0  # its own node may come back, or start another page server
-STARTING_S = 60.0  # a page server that has begun registers within that, or is given up
+STARTING_S = 3600.0  # a page server that has begun registers within that, or is given up
 STARTING_LOOK_S = 0.2
 NOWHERE = "its directory is at no node"
 
@@ -61,11 +63,12 @@ class DirectoryServers(Examined, Protocol):
     """The page servers, by id, as this wants them. ``ray_homes`` calls them by Ray."""
 
     async def free_directories(self, server_id: int) -> list[str]:
-        """Directories of this store at its node's path that no page server has open."""
+        """Directories of this store at its node's path that no page server has open: neither as its
+        own, nor because it takes it over."""
 
     async def take_directory(self, server_id: int, directory: str, state: StoreState) -> list[int]:
         """It brings all that the directory has to the newest version, and gets ready to be the
-        home of it. Again: as the first time.
+        home of it. It has the directory open until ``drop_directory``. Again: as the first time.
 
         Args:
             server_id: The server.
@@ -135,6 +138,8 @@ class StoreDirectories:
         self._opened = asyncio.Event()
         self._is_watching = False
         self._away_since_s: dict[str, float] = {}
+        self._takers: dict[str, int] = {}  # who has a directory open that it takes over
+        self._damaged: set[str] = set()  # directories of which that could not take all
 
     def open(self) -> None:
         """Begins to look for the directories."""
@@ -178,7 +183,7 @@ class StoreDirectories:
     async def _open(self) -> None:
         try:
             if self._homes_away():
-                await self._try("page servers cannot be started", self._start_all())
+                await self._start_them()
                 await self._take_free(0.0)
                 await self._until_started()
             for server_id in self._core.awaited():
@@ -188,6 +193,13 @@ class StoreDirectories:
         finally:
             self._opened.set()
         await self._watch()
+
+    async def _start_them(self) -> None:
+        """Where Ray does not answer for a while, nothing is away for that."""
+        for _ in range(int(RAY_S / RAY_PAUSE_S)):
+            if await self._try("page servers cannot be started", self._start_all()):
+                return
+            await asyncio.sleep(RAY_PAUSE_S)
 
     async def _until_started(self) -> None:
         """Those that have begun already register by and by."""
@@ -208,11 +220,14 @@ class StoreDirectories:
         finally:
             self._is_watching = False
 
-    async def _try(self, what: str, work: Awaitable[None]) -> None:
+    async def _try(self, what: str, work: Awaitable[None]) -> bool:
+        """Whether it did not fail."""
         try:
             await work
+            return True
         except Exception as failure:  # any of Ray's, and of ours: it looks again
             logger.warning("%s: %r", what, failure)
+            return False
 
     def _homes_away(self) -> dict[str, set[int]]:
         """By directory: the ids of page servers that are homes, and are not here."""
@@ -243,6 +258,11 @@ class StoreDirectories:
         now_s = asyncio.get_running_loop().time()
         takes: dict[int, list[str]] = {server_id: [] for server_id in servers}
         for directory in self._homes_away():
+            is_listed = any(directory in free for free in free_at)
+            if (taker := self._takers.get(directory, 0)) in takes and not is_listed:
+                if directory not in self._damaged:
+                    takes[taker].append(directory)
+                continue
             takers = [
                 server_id
                 for server_id, free in zip(servers, free_at, strict=True)
@@ -276,6 +296,8 @@ class StoreDirectories:
         for stored in state.regions:  # it is told when one of them is freed
             self._core.lookup(stored.record.region, server_id)
         call = self._servers.take_directory(server_id, directory, state)
+        self._takers[directory] = server_id
+        self._damaged.discard(directory)
         ready = set(await watched(self._servers, server_id, call, TAKE_S))
         if self._core.node_of(server_id) is None:
             raise errors.ServerUnavailableError("It was lost meanwhile.")
@@ -299,11 +321,14 @@ class StoreDirectories:
             raise full
         for region in ready - there:
             await self._try("what has another home", self._tell_other(region, server_id))
-        if there <= ready:
+        if not there <= ready:
+            self._damaged.add(directory)
+        else:
             for each in lives & set(self._core.awaited()):
                 self._lose(each, f"its directory was taken over by page server {server_id:#x}")
             drop = self._servers.drop_directory(server_id, directory)
             await watched(self._servers, server_id, drop, TAKE_S)
+            del self._takers[directory]
 
     async def _tell(self, region: int, home: int) -> None:
         """Until it has heard that it is the home, it answers nobody."""

@@ -36,12 +36,17 @@ def _waits(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any
         try:
             answer = await method(self, *args, **kwargs)
         except Exception:  # not CancelledError: nobody hears that
-            await self._journal.synced()
+            await _synced(self)
             raise
-        await self._journal.synced()
+        await _synced(self)
         return answer
 
     return call
+
+
+async def _synced(registry: Any) -> None:
+    if (journal := getattr(registry, "_journal", None)) is not None:  # it may be refused a store
+        await journal.synced()
 
 
 def durable(cls: _T) -> _T:

@@ -44,7 +44,6 @@ from clamor_ray.actors.registry.servers import START_SERVER_S
 from clamor_ray.actors.store.directories import AwayDirectory, StoreDirectories
 from clamor_ray.actors.store.durable_calls import durable
 from clamor_ray.actors.store.opening import open_again
-from clamor_ray.actors.store.stored_homes import StoreCalls
 from clamor_ray.actors.window.address_claims import REGION_IDS, Claim, Range
 
 MARK: Final = "store-open"
@@ -56,7 +55,7 @@ FIRST_IDS: Final = range(STORED_IDS // REGION_IDS, 10**9)  # of stores, times `R
 
 
 @durable
-class StoreRegistry(StoreCalls, Registry):
+class StoreRegistry(Registry):
     """See the file's head."""
 
     KEEPS = True
@@ -196,6 +195,10 @@ class StoreRegistry(StoreCalls, Registry):
         if self._refusal is not None:
             raise self._refusal
         return await super().report()
+
+    async def directory_at(self, node_id: str) -> str:
+        """See ``Lives.directory_at``."""
+        return self._core.lives.directory_at(node_id)
 
     async def store_state(self, server_id: int) -> StoreState:
         """See ``StoredHomes.state``."""

@@ -251,14 +251,3 @@ def _at(record: RegionRecord, home: int) -> RegionRecord:
     if set(record.homes) == {home}:
         return record
     return replace(record, homes=(home,) * len(record.homes), term=record.term + 1)
-
-
-class StoreCalls:
-    """Calls of the registry about directories of a store; the registry has them beside its own."""
-
-    _core: RegistryCore
-    _stored_homes: StoredHomes
-
-    async def directory_at(self, node_id: str) -> str:
-        """See ``Lives.directory_at``."""
-        return self._core.lives.directory_at(node_id)

@@ -42,9 +42,11 @@ from tests.support.claims_table import ListTable
 from tests.support.server_rig import until
 
 NODE = "ab" * 28
-HOME = server_id_of(NODE)
+SCOPE = "aaaaaa000001"
+DIRECTORY = "cd" * 16
+HOME = server_id_of(DIRECTORY)
 THERE = 0xB
-INFO = ServerInfo(HOME, NODE, "10.0.0.1", 1, "name", "0.1.0")
+INFO = ServerInfo(HOME, NODE, "10.0.0.1", 1, "name", "0.1.0", directory=DIRECTORY)
 WAIT_S = 20.0
 
 Steps = Callable[..., None]
@@ -316,7 +318,7 @@ class Rig:
     def __init__(self, tmp_path: Path) -> None:
         self.disk, self.server = Disk(), FakeServer()
         self.store = tmp_path / "store" / "features"
-        self.store.mkdir(parents=True, exist_ok=True)
+        self.store.parent.mkdir(mode=0o700, exist_ok=True)
         self.session = tmp_path
         self.registry: StoreRegistry
 
@@ -342,7 +344,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
         lambda directory: DurableJournal(directory, lambda fd: rig.disk.sync(fd)),
     )
     config = ServerConfig(
-        "scope", "0.1.0", session_name="features", store=str(rig.store), store_id="ab" * 16
+        SCOPE, "0.1.0", session_name="features", store=str(rig.store), store_id="ab" * 16
     )
 
     def runner(*steps: Callable[[Rig], Awaitable[None]]) -> None:
@@ -355,9 +357,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
             finally:  # as by SIGKILL: nothing is told
                 rig.disk.may.set()
                 rig.registry._background.close()
+                await rig.registry._directories.close()
                 await rig.registry._commits.close()
                 await rig.registry._lineage.stop()
-                rig.registry._journal.close()
+                rig.registry._let_go()
 
         table = ListTable()  # the cluster's
         monkeypatch.setattr(registry_module, "RayTable", lambda: table)
@@ -391,7 +394,7 @@ def test_nothing_is_answered_or_told_before_it_is_on_the_disk(run: Steps) -> Non
         await turns()
         assert not any(each.done() for each in (commit, *others))
         assert "publish" not in rig.server.called
-        assert await registry.scope() == "scope"  # what is not in the journal is answered
+        assert await registry.scope() == SCOPE  # what is not in the journal is answered
         rig.disk.may.set()
         assert (await commit).versions == {region: 1}
         await asyncio.gather(*others)
@@ -590,6 +593,7 @@ def test_the_store_stays_and_the_sessions_directory_goes(run: Steps) -> None:
 
     async def work(rig: Rig) -> None:
         made.append(await rig.sealed())
+        await rig.registry.give_name("kept", made[0], b"packed")
         await rig.registry.commit(request(7, *made))
         assert (rig.registry._directory / MARK).exists()
         rig.server.called.clear()
@@ -614,9 +618,12 @@ def test_the_store_stays_and_the_sessions_directory_goes(run: Steps) -> None:
 def test_the_end_of_a_session_leaves_its_store(run: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "forget_jobs_of", lambda scope: None)
     monkeypatch.setattr(registry_module.ray, "kill", lambda actor: None)
+    made: list[int] = []
 
     async def work(rig: Rig) -> None:
         region = await rig.sealed()
+        made.append(region)
+        await rig.registry.give_name("kept", region, b"packed")
         await rig.registry.commit(request(7, region))
         await rig.registry.shutdown()
         await rig.registry.until_end()
@@ -625,7 +632,7 @@ def test_the_end_of_a_session_leaves_its_store(run: Steps, monkeypatch: pytest.M
         assert (rig.store / "registry" / "journal").exists()
 
     async def opening(rig: Rig) -> None:
-        assert rig.registry._log.newest(1) == 1
+        assert rig.registry._log.newest(made[0]) == 1
 
     run(work)
     run(opening)

@@ -38,6 +38,7 @@ class Servers:
         self.prepared: dict[int, set[int]] = {}
         self.serves: dict[int, set[int]] = {}
         self.dropped: list[tuple[int, str]] = []
+        self.opened: dict[str, int] = {}  # by who takes it over
         self.damaged: set[int] = set()
         self.failures: list[Exception] = []
         self.before: dict[str, Callable[[], object]] = {}
@@ -56,11 +57,13 @@ class Servers:
 
     async def free_directories(self, server_id: int) -> list[str]:
         self._now("free_directories")
-        return self.paths.get(server_id, [])
+        free = self.paths.get(server_id, [])
+        return [directory for directory in free if directory not in self.opened]
 
     async def take_directory(self, server_id: int, directory: str, state: StoreState) -> list[int]:
         if self.failures:
             raise self.failures.pop()
+        assert self.opened.setdefault(directory, server_id) == server_id
         self.n_taken += 1
         records = [stored.record for stored in state.regions]
         assert all(set(record.homes) == {server_id} for record in records)
@@ -77,6 +80,7 @@ class Servers:
         unserved = set(core.homed_at(server_id)) & self.prepared[server_id] - self.serves[server_id]
         self.too_early |= bool(there | unserved)
         self.dropped.append((server_id, directory))
+        del self.opened[directory]
 
     async def rehome(self, server_id: int, record: RegionRecord) -> None:
         self._now("rehome")
@@ -150,6 +154,7 @@ def rigged(work: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None
         monkeypatch.setattr(directories_module, "FREE_S", 0.0)
         monkeypatch.setattr(directories_module, "PAUSE_S", 0.01)
         monkeypatch.setattr(directories_module, "STARTING_LOOK_S", 0.01)
+        monkeypatch.setattr(directories_module, "RAY_PAUSE_S", 0.02)
         monkeypatch.setattr(rebuilds, "REHOME_S", 5.0)
 
         async def whole() -> None:
@@ -258,6 +263,23 @@ async def test_one_that_is_nowhere_is_away_until_it_comes(rig: Rig) -> None:
 
 
 @rigged
+async def test_while_ray_does_not_answer_nothing_is_away(rig: Rig) -> None:
+    def join() -> None:
+        rig.joins = come
+        raise OSError("not now")
+
+    def come() -> None:
+        for index in range(3):
+            rig.world.register(index, index)
+
+    rig.joins = join
+    rig.directories.open()
+    assert await rig.directories.until_open(5.0)
+    assert rig.directories.away() == ()
+    assert rig.homes() == [A, A, B, C]
+
+
+@rigged
 async def test_who_is_about_to_register_is_waited_for(rig: Rig) -> None:
     for index in range(1, 3):
         rig.world.register(index, index)
@@ -282,6 +304,9 @@ async def test_what_is_damaged_there_stays_there(rig: Rig) -> None:
     assert rig.homes()[3] == C
     assert rig.servers.dropped == []  # the rest is there still
     assert [each.directory for each in rig.directories.away()] == [DIRECTORIES[2]]
+    n_looks = len(rig.started)
+    await rig.until(lambda: len(rig.started) > n_looks + 3)
+    assert rig.servers.n_taken == 1  # it would be the same again
 
 
 @rigged

@@ -282,6 +282,7 @@ def test_a_store_whose_addresses_are_taken_changes_nothing(world: World) -> None
     AddressClaims(table, "other", lambda scope: False, window=(begin, begin + LEAST_BYTES)).claim(
         1, 0
     )
+    before = saved_in(config)
     again = world.config()
     error = refused(world, again)
     assert isinstance(error, errors.AddressClashError)
@@ -295,6 +296,33 @@ def test_a_store_whose_addresses_are_taken_changes_nothing(world: World) -> None
 
 def saved_in(config: ServerConfig) -> Saved:
     journal = Journal(Path(config.store) / "registry")
-    saved = journal.load()
-    journal.close()
-    return saved
+    try:
+        return journal.load()
+    finally:
+        journal.close()
+
+
+def claims_of(world: World, config: ServerConfig) -> list[tuple[int, int]]:
+    return list(saved_in(config).claims)
+
+
+def test_a_page_server_is_told_what_its_directory_has(world: World) -> None:
+    """At another node of another cluster; what it answered before is nothing any more."""
+    regions: list[int] = []
+
+    async def first(registry: StoreRegistry) -> None:
+        regions.append((await made(registry, "kept")).region)
+
+    async def second(registry: StoreRegistry) -> None:
+        other = "ef" * 28
+        assert await registry.begin_server(other, DIRECTORY) == (INFO.server_id, False)
+        (stored,) = (await registry.store_state(INFO.server_id)).regions
+        assert stored.record.region == regions[0]
+        assert registry._commits._n_begins == {INFO.server_id: 1}
+        await registry.register_server(replace(INFO, node_id=other))
+        assert await registry.directory_at(other) == DIRECTORY
+        assert (await registry.lookup(regions[0])).homes == (INFO.server_id,)
+
+    world.run(world.config(), first)
+    world.cluster()
+    world.run(world.config(), second)

@@ -138,6 +138,36 @@ async def test_a_node_has_one_page_server(world: StoreWorld) -> None:
     assert DIRECTORIES[0] in world.stored.why(region)
 
 
+@looped
+async def test_a_start_that_takes_long_goes_on(
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was committed last is brought to where it goes; who asks is told that."""
+    go, n_starts = asyncio.Event(), 0
+
+    async def start(node_id: str) -> ServerInfo:
+        nonlocal n_starts
+        n_starts += 1
+        await go.wait()
+        if n_starts == 1:
+            raise errors.ServerUnavailableError("It has died.")
+        return info_of(A, 0, 0)
+
+    monkeypatch.setattr(servers, "START_SERVER_S", 0.02)
+    monkeypatch.setattr(world.servers, "_ensure", start)
+    for _ in range(2):
+        with pytest.raises(errors.ServerUnavailableError, match="up to date"):
+            await world.servers.ensure(NODES[0])
+    waiting = asyncio.ensure_future(world.servers.ensure(NODES[0]))
+    await asyncio.sleep(0)
+    go.set()
+    with pytest.raises(errors.ServerUnavailableError, match="has died"):
+        await waiting
+    assert n_starts == 1
+    assert (await world.servers.ensure(NODES[0])).server_id == A
+    assert n_starts == 2
+
+
 # -- what a page server is home of
 
 
