@@ -155,6 +155,7 @@ root, init = tempfile.mkdtemp(), clamor.init
 clamor.init = lambda store, session: init(store=root + "/clamor", session=session)  # not in /data
 {0}
 clamor.shutdown(session="features")
+del index  # it has the store's addresses
 {0}
 assert clamor.open("index").get()[0] == 2
 clamor.shutdown(session="features")
