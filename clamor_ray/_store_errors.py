@@ -20,7 +20,15 @@ class StoreError(ClamorError):
 
 
 class StoreInUseError(StoreError):
-    """Another process has the store open, maybe one of another cluster. Nothing was changed."""
+    """Another process has the store open, maybe one of another cluster. Nothing was changed.
+
+    Example:
+        >>> try:
+        ...     raise clamor.errors.StoreInUseError("/data/clamor/kept: as an example.")
+        ... except clamor.errors.StoreError as error:
+        ...     print(error.message)
+        /data/clamor/kept: as an example.
+    """
 
     default_hint = (
         "End that session (clamor.shutdown(session=...)), or wait until its processes are gone."
@@ -28,7 +36,15 @@ class StoreInUseError(StoreError):
 
 
 class StoreIncompleteError(StoreError):
-    """Parts of the store are not here, or are of another store. Nothing was changed."""
+    """Parts of the store are not here, or are of another store. Nothing was changed.
+
+    Example:
+        >>> try:
+        ...     raise clamor.errors.StoreIncompleteError("/data/clamor/kept: as an example.")
+        ... except clamor.errors.StoreError as error:
+        ...     print(error.message)
+        /data/clamor/kept: as an example.
+    """
 
     default_hint = (
         "Open it where all nodes are that had parts of it, and bring their directories back."
@@ -45,6 +61,13 @@ class StoreDamagedError(StoreError):
         block: number of its first block that is wrong; None for none.
         file: that is damaged or missing.
         code, hint: as `ClamorError`'s.
+
+    Example:
+        >>> try:
+        ...     raise clamor.errors.StoreDamagedError("/data/clamor/kept: as an example.")
+        ... except clamor.errors.StoreError as error:
+        ...     print(error.message)
+        /data/clamor/kept: as an example.
     """
 
     default_hint = (
@@ -72,7 +95,15 @@ class StoreDamagedError(StoreError):
 
 class StoreAccessError(StoreError):
     """The store may not be used: it is another user's, others may read or write it, or this user
-    may not. Stores have pickles, which are code, so nobody else may have written them."""
+    may not. Stores have pickles, which are code, so nobody else may have written them.
+
+    Example:
+        >>> try:
+        ...     raise clamor.errors.StoreAccessError("/data/clamor/kept: as an example.")
+        ... except clamor.errors.StoreError as error:
+        ...     print(error.message)
+        /data/clamor/kept: as an example.
+    """
 
     default_hint = (
         "Give the directory to the user who runs Ray, on a file system that can be written, and "
@@ -81,6 +112,14 @@ class StoreAccessError(StoreError):
 
 
 class StoreFormatError(StoreError):
-    """A newer version of the library has written the store. Nothing was changed."""
+    """A newer version of the library has written the store. Nothing was changed.
+
+    Example:
+        >>> try:
+        ...     raise clamor.errors.StoreFormatError("/data/clamor/kept: as an example.")
+        ... except clamor.errors.StoreError as error:
+        ...     print(error.message)
+        /data/clamor/kept: as an example.
+    """
 
     default_hint = "Open it with that version of clamor-ray, or a later one."

@@ -1,3 +1,4 @@
-"""What a page server has in its directory of a session's store: its homes' files, and the layers of
-commits that they may not have yet.
+"""In: homes and layers of a page server in a session with a store. Out: files that outlive it.
+
+Its directory of the store: when what is put there, and what it brings back.
 """

@@ -51,6 +51,7 @@ logger = logging.getLogger("clamor_ray.page_server")
 TICK_S: Final = 0.5
 CHECKPOINT_S: Final = 20.0  # a layer's file is kept so long at least, for others to come with it
 CHECKPOINT_BYTES: Final = 512 << 20  # of one region's layers: then at once
+CHECKPOINT_LAYERS: Final = 4096  # of one region: a redo opens each of them
 MERGE_BYTES: Final = 256 << 20  # of layers whose base stays behind, beside its length
 UNDECIDED_S: Final = 60.0  # a layer that is nobody's is asked about
 AGAIN_S: Final = 5.0
@@ -264,8 +265,13 @@ class StorePart:
                 return False
             fd = self._base_of(record)
             try:
-                where = record.version, record.base_address, record.length_bytes
-                home = _native.HomeFile(fd, *where, record.in_file)
+                home = _native.HomeFile(
+                    fd=fd,
+                    version=record.version,
+                    base_address=record.base_address,
+                    length_bytes=record.length_bytes,
+                    in_file=record.in_file,
+                )
                 self._engine.rebuild_from_file(record.region, home, record.term)
             finally:
                 os.close(fd)
@@ -430,7 +436,7 @@ class StorePart:
             if not versions:
                 return
             try:
-                home = self._home_file(region)
+                home = self._synced_home(region)
             except errors.FreedError:  # it goes, and its files with it
                 return
             try:
@@ -443,6 +449,21 @@ class StorePart:
                     self._wait(region)
             finally:
                 os.close(home.fd)
+
+    def _synced_home(self, region: int) -> _native.HomeFile:
+        """Its file, on the disk at its version. The caller closes it.
+
+        What the disk refuses to write is said once to each description: to this one, or to the
+        engine's before, which then says it at the second look.
+        """
+        home = self._home_file(region)
+        try:
+            os.fdatasync(home.fd)
+            os.close(self._home_file(region).fd)
+        except BaseException:
+            os.close(home.fd)
+            raise
+        return home
 
     def _merge(self, region: int, above: int, up_to: int) -> None:
         """The base is leased at an older version for long: its layers become one."""
@@ -481,7 +502,7 @@ class StorePart:
         with lock:
             yield
 
-    def _home_file(self, region: int) -> Any:
+    def _home_file(self, region: int) -> _native.HomeFile:
         assert self._engine is not None
         return self._engine.home_file(region)
 
@@ -519,8 +540,9 @@ class StorePart:
 def _is_due(layers: _Layers, now_s: float) -> bool:
     if not layers.bytes_of or now_s < layers.not_before_s:
         return False
-    is_old = now_s - layers.since_s >= CHECKPOINT_S
-    return is_old or sum(layers.bytes_of.values()) >= CHECKPOINT_BYTES
+    if now_s - layers.since_s >= CHECKPOINT_S or len(layers.bytes_of) >= CHECKPOINT_LAYERS:
+        return True
+    return sum(layers.bytes_of.values()) >= CHECKPOINT_BYTES
 
 
 def _read_note(noted: Path) -> str | None:

@@ -758,7 +758,13 @@ class Keeper:
             WaitTimeoutError: The keeper takes nothing.
             ClosedError: It is gone.
         """
-        home = HomeFile(fd, version, base_address, length_bytes, in_file)
+        home = HomeFile(
+            fd=fd,
+            version=version,
+            base_address=base_address,
+            length_bytes=length_bytes,
+            in_file=in_file,
+        )
         put_home(self._fd, region, home)
 
     def quit(self) -> None:

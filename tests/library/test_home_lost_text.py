@@ -53,12 +53,16 @@ IN_PYTHON = {
     ("actors/lost_homes/lost_blocks.py", "LostBlocks.error"): [
         "Blocks of {label} are lost: {said}"
     ],
+    # Away, in a directory of a store, or damaged there: `why` begins with the variable.
+    ("actors/store/stored_homes.py", "StoredHomes.error"): ["{why}"],
     # Of a page server, while a variable moves: `Moves` and `Switches` say of which one, in a log.
     ("actors/lost_homes/watched_calls.py", "_lost"): ["{capital(what)}"],
 }
 # The same in C, with a text.
 IN_C = {
     ("definitions.c", "pc_engine_define_region"): "variable %llu",
+    ("unchecked.c", "say_damaged"): "block %llu of variable %llu",
+    ("unchecked.c", "pc__unchecked_expect"): "block %llu",  # said before, with all of it
     ("layer.c", "publish"): "variable %llu",
     ("move.c", "take_piece"): "block %llu of variable %llu is %s",
     ("rebuild.c", "pc__rebuild_become_home"): "variable %llu",
@@ -70,8 +74,14 @@ IN_C = {
 # A code without a text: who names the region, and where blocks were asked for, these.
 CODES = {
     # The message to a stopped thread, or the mapping's call, below.
-    ("batch.c", "fill_from_home"): 1,
+    ("batch.c", "fill_from_home"): 2,  # one compares
     ("redirect.c", "pc__redirect"): 1,
+    # Of a block that does not have its checksum: `say_damaged` has said which.
+    ("unchecked.c", "pc__unchecked_judge"): 1,
+    ("unchecked.c", "say_damaged"): 1,  # in the log
+    ("reply.c", "pc__reply_fill"): 1,  # compares
+    ("apply.c", "read_old"): 1,
+    ("apply.c", "keep_old"): 1,  # compares
     ("rows.c", "copy_all"): 1,
     ("home.c", "compose_delta"): 1,
     ("parity.c", "add_old"): 1,
