@@ -10,7 +10,7 @@ import pytest
 
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
-from clamor_ray.actors.registry.registry import Registry
+from clamor_ray.actors.store.store_registry import StoreRegistry
 
 CALLS = {name: call for name, call in vars(RegistryClient).items() if not name.startswith("_")}
 
@@ -31,11 +31,11 @@ def is_optional(parameter: tuple[str, Any, Any]) -> bool:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_each_call_is_one_of_the_registry(name: str) -> None:
-    asked, answers = parameters(CALLS[name]), parameters(getattr(Registry, name))
+    asked, answers = parameters(CALLS[name]), parameters(getattr(StoreRegistry, name))
     assert asked == answers[: len(asked)]
     assert all(map(is_optional, answers[len(asked) :]))
     returns = inspect.signature(CALLS[name]).return_annotation
-    assert returns == inspect.signature(getattr(Registry, name)).return_annotation
+    assert returns == inspect.signature(getattr(StoreRegistry, name)).return_annotation
 
 
 @pytest.mark.parametrize("name", CALLS)
