@@ -26,7 +26,9 @@ from bench.support import common, disk, processes
 from bench.support.common import BLOCK_BYTES, emit, note, now
 
 SESSION = "bench"
-VALUE, LOG = "value", "log"
+VALUE = "value"
+# A variable of a log: its layers are below what a checkpoint waits for.
+LOG_BLOCKS, LOG_COMMITS = 1 << 16, 4
 VALUE_WORDS = 1 << 17  # 1 MiB
 WORDS_PER_BLOCK = BLOCK_BYTES // 8
 OBJECT_STORE_BYTES = 256 << 20
@@ -44,7 +46,6 @@ class Options:
     writers: int = 8
     seconds: float = 5.0
     log_blocks: int = 0
-    log_commits: int = 64
     rows: int = 0
     row_bytes: int = 256
 
@@ -179,9 +180,15 @@ def fill(options: Options) -> dict[str, Any]:
     import clamor_ray as clamor
 
     clamor.put(common.make_array(8 * VALUE_WORDS, 3), name=VALUE)
-    if options.log_blocks:
-        clamor.put(np.zeros(options.log_blocks * WORDS_PER_BLOCK, np.uint64), name=LOG)
+    for name, n_blocks in _logs(options):
+        clamor.put(np.zeros(n_blocks * WORDS_PER_BLOCK, np.uint64), name=name)
     return {}
+
+
+def _logs(options: Options) -> Iterator[tuple[str, int]]:
+    """Names and blocks of the variables whose commits are redone."""
+    for first in range(0, options.log_blocks, LOG_BLOCKS):
+        yield f"log {first}", min(LOG_BLOCKS, options.log_blocks - first)
 
 
 def opening(options: Options) -> dict[str, Any]:
@@ -193,9 +200,9 @@ def opening(options: Options) -> dict[str, Any]:
     got = int(clamor.open(VALUE).get()[5])
     seconds = now() - began
     common.verify("a value", got, common.expected_words(5, 1, 3)[0])
-    if options.log_blocks:
-        firsts = clamor.open(LOG).get()[::WORDS_PER_BLOCK]
-        common.verify("the log", firsts, np.arange(options.log_blocks, dtype=np.uint64))
+    for name, n_blocks in _logs(options):
+        firsts = clamor.open(name).get()[::WORDS_PER_BLOCK]
+        common.verify(name, firsts, np.arange(n_blocks, dtype=np.uint64) + 1)
     return {"seconds": seconds}
 
 
@@ -203,13 +210,13 @@ def until_killed(options: Options) -> dict[str, Any]:
     """Commits a log of so many blocks, says so, and waits."""
     import clamor_ray as clamor
 
-    ref = clamor.open(LOG)
-    step = max(1, options.log_commits)
-    for first in range(step):
-        with clamor.update(ref) as words:
-            # Scattered ones: each is a run of its own.
-            numbers = np.arange(first, options.log_blocks, step)
-            words[numbers * WORDS_PER_BLOCK] = numbers
+    for name, n_blocks in _logs(options):
+        ref = clamor.open(name)
+        for first in range(LOG_COMMITS):
+            with clamor.update(ref) as words:
+                # Scattered ones: each is a run of its own.
+                numbers = np.arange(first, n_blocks, LOG_COMMITS)
+                words[numbers * WORDS_PER_BLOCK] = numbers + 1
     emit({"pids": sorted(set(processes.session_pids().values()))})
     threading.Event().wait(TIMEOUT_S)
     raise SystemExit("bench: nobody has killed it")
