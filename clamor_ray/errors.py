@@ -34,6 +34,14 @@ from clamor_ray._file_errors import (
     NoSuchFileError,
 )
 from clamor_ray._naming_errors import NameTakenError, NoSuchNameError
+from clamor_ray._store_errors import (
+    StoreAccessError,
+    StoreDamagedError,
+    StoreError,
+    StoreFormatError,
+    StoreIncompleteError,
+    StoreInUseError,
+)
 
 __all__ = [
     "AddressClashError",
@@ -104,6 +112,12 @@ __all__ = [
     "SnapshotExpired",
     "SourceError",
     "StorageError",
+    "StoreAccessError",
+    "StoreDamagedError",
+    "StoreError",
+    "StoreFormatError",
+    "StoreInUseError",
+    "StoreIncompleteError",
     "SystemCallError",
     "TooFewNodesError",
     "TrapUnavailableError",

@@ -80,6 +80,13 @@ int pc_populate(void *mapping, const struct pc_run *runs, uint64_t n_runs);
 /* out[i] ^= a[i], of n_bytes bytes at any alignment. out may be a, and else they lie apart. */
 int pc_xor_into(void *out, const void *a, size_t n_bytes);
 
+/* ------------------------------------------------------------- checksums */
+
+/* CRC-32C of what crc is of, followed by these bytes; crc is 0 where they are the first. */
+uint32_t pc_crc32c(uint32_t crc, const void *bytes, uint64_t n_bytes);
+/* out[i] = the CRC-32C of block i of them. */
+void pc_crc32c_blocks(const void *bytes, uint64_t n_blocks, uint32_t *out);
+
 /* cdef-end */
 
 #endif

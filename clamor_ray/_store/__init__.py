@@ -1,0 +1,1 @@
+"""Persistent stores: their files, without Ray."""
