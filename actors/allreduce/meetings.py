@@ -51,3 +51,17 @@ class Meetings:
     def leave(self, group: str, visit: int) -> None:
         """Who waited gives up."""
         self._rendezvous.leave(group, visit)
+
+
+class MeetingCalls:
+    """Calls of the registry about groups; the registry has them beside its own."""
+
+    _meetings: Meetings
+
+    async def meet(self, group: str, size: int, guest: Guest) -> Meeting | Waiting:
+        """See ``Meetings.meet``."""
+        return self._meetings.meet(group, size, guest)
+
+    async def leave_meeting(self, group: str, visit: int) -> None:
+        """See ``Meetings.leave``."""
+        self._meetings.leave(group, visit)

@@ -13,7 +13,10 @@ One to a region whose home is just moving waits before the decision (``held_comm
 layers go to the new home, and it is decided.
 
 A commit whose homes are all on the writer's node, and whose layers have just been staged, never
-waits: it is decided within its one call.
+waits: it is decided within its one call. Not so in a session with a store: there each home, also
+the writer's own, is asked for its layer, and answers when that is in a file on its disk. A home
+that begins anew from its directory must have dropped none of those that a decision rests on: what
+it has answered before counts no more.
 
 What is unsaid about a failure: nothing. A commit that raised is not in the journal, its layers are
 where they were, and the same request may be sent again (after a conflict in vain).
@@ -105,6 +108,7 @@ class Commits:
         held: Regions whose commits wait.
         make_room: Has homes moved off a server until it has so many bytes of memory, and none of
             these regions: whether it has them now.
+        pulls_own: Homes on the writer's node are asked for their layers like others.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class Commits:
         restarted_s: float | None = None,
         held: HeldCommits | None = None,
         make_room: Callable[[int, int, Collection[int]], Awaitable[bool]] = no_room,
+        pulls_own: bool = False,
     ) -> None:
         self._log = log
         self._journal = journal
@@ -128,6 +133,10 @@ class Commits:
         self._restarted_s = restarted_s
         self._held = held if held is not None else HeldCommits()
         self._make_room = make_room
+        self._pulls_own = pulls_own
+        # Of commits that run: when which home answered for which region.
+        self._answers: dict[int, dict[tuple[int, int], float]] = {}
+        self._n_begins: dict[int, int] = {}  # by home
         self._running: dict[int, asyncio.Future[Committed]] = {}
         self._brought = BroughtLayers()
         self._pulling: dict[int, asyncio.Semaphore] = {}
@@ -179,7 +188,8 @@ class Commits:
             raise errors.FreedError(f"{said} was freed, or has no blocks in this commit.")
         others = [pull for pull in pulls if not self._is_own(pull)]
         for home, write in others:
-            self._brought.add(commit_id, home, write.region)
+            if not self._is_staged_at(home, write):
+                self._brought.add(commit_id, home, write.region)
         await self._pull(request, others, {}, loop.time() + wait_s * PULL_SHARE)
         return pulls[0][0]
 
@@ -244,11 +254,23 @@ class Commits:
             if write.layer_bytes
         ]
 
+    def _is_own(self, pull: tuple[int, Write]) -> bool:
+        """Whether the home has it from a process of its node, and that is enough: staged is
+        pulled."""
+        return not self._pulls_own and self._is_staged_at(*pull)
+
     @staticmethod
-    def _is_own(pull: tuple[int, Write]) -> bool:
-        """Whether the home has it from a process of its node: staged is pulled."""
-        home, write = pull
+    def _is_staged_at(home: int, write: Write) -> bool:
+        """Its writer drops it there, or says what became of it."""
         return home == write.staged_at
+
+    def home_begins(self, home: int) -> None:
+        """A home begins anew from what its directory has, and drops layers that were not committed:
+        it is asked for them again. To be called before it is told what was."""
+        self._n_begins[home] = self._n_begins.get(home, 0) + 1
+        for answered_s in self._answers.values():
+            for key in [key for key in answered_s if key[0] == home]:
+                del answered_s[key]
 
     async def _pull_and_decide(
         self, request: CommitRequest, pulls: list[tuple[int, Write]], staged_ago_s: float
@@ -256,7 +278,7 @@ class Commits:
         self._log.prepare(request)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (request.timeout_s or self._timeout_s) * PULL_SHARE
-        answered_s: dict[tuple[int, int], float] = {}  # by home and region
+        answered_s = self._answers[request.commit_id] = {}
         staged_s = loop.time() - staged_ago_s
         try:
             while True:
@@ -274,7 +296,7 @@ class Commits:
                 stale = [
                     (home, write)
                     for home, write in pulls
-                    if now_s - answered_s[home, write.region] > FRESH_S
+                    if now_s - answered_s.get((home, write.region), -math.inf) > FRESH_S
                 ]
                 await self._pull(request, stale, answered_s, deadline)
                 waited = await self._until_released(request, deadline)
@@ -282,11 +304,16 @@ class Commits:
                 asked = pulls
                 pulls = self._pulls_of(request)  # or the region has got another one
                 # After a wait what has been answered may be stale.
-                if not waited and all(pull in asked for pull in pulls):
+                have = (each in asked and (each[0], each[1].region) in answered_s for each in pulls)
+                if not waited and all(have):
                     return self._decide(request)
         except (errors.CommitConflict, errors.CommitAbortedError, errors.FreedError):
-            self._drop(request.commit_id, [pull for pull in pulls if not self._is_own(pull)])
+            # Not where it was staged: its writer may look at it there, and drops it.
+            others = [pull for pull in pulls if not self._is_staged_at(*pull)]
+            self._drop(request.commit_id, others)
             raise
+        finally:
+            del self._answers[request.commit_id]
 
     async def _until_released(self, request: CommitRequest, deadline: float) -> bool:
         """Waits while a home of its regions moves. Whether it had to; no await where not.
@@ -349,8 +376,10 @@ class Commits:
 
         async def one(home: int, write: Write) -> None:
             again = (home, write.region) in answered_s
+            n_begins = self._n_begins.get(home, 0)
             await self._pull_one(request.commit_id, home, write, deadline, again)
-            answered_s[home, write.region] = loop.time()
+            if self._n_begins.get(home, 0) == n_begins:
+                answered_s[home, write.region] = loop.time()
 
         outcomes = await asyncio.gather(
             *(one(home, write) for home, write in pulls), return_exceptions=True

@@ -193,6 +193,10 @@ class Journal(SqliteFile):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, "journal", _SCHEMA, FORMAT)
 
+    async def synced(self) -> None:
+        """Returns when all that was written before is as safe as this journal makes it: here it is
+        that at once. Nobody must be told of anything before."""
+
     # -- regions and servers
 
     def create_region(

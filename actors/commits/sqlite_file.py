@@ -5,7 +5,7 @@ Facts, and what follows:
 * A write that returned is in the kernel's hands: it survives the end of this process. It need not
   survive the machine, because nothing else of a session does. So: write-ahead log, and the disk is
   never waited for. (Where the log is folded into the file, every 200 to 300 commits, that would
-  take 5 to 10 ms of the registry's loop.)
+  take 5 to 10 ms of the registry's loop.) ``durable_journal`` does wait.
 * The file is private: the directory has mode 0700, the file 0600.
 * SQLite takes rows' room again when they are deleted. So the file is as large as the most that was
   ever kept at once, however much was written.
@@ -33,7 +33,6 @@ from clamor_ray.errors import (
 )
 
 LOCK_S = 20.0  # how long an old registry may take to die
-CHECKPOINT_PAGES = 1000
 
 
 def signed(number: int) -> int:
@@ -60,6 +59,9 @@ class SqliteFile:
         VersionMismatchError: Another build has made it.
     """
 
+    SYNCHRONOUS = "OFF"
+    CHECKPOINT_PAGES = 1000
+
     def __init__(self, directory: Path, name: str, schema: str, format: int) -> None:
         self.directory = directory
         self._closed = False
@@ -80,8 +82,8 @@ class SqliteFile:
     def _prepare(self, schema: str, format: int) -> None:
         self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
         self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=OFF")
-        self._db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+        self._db.execute(f"PRAGMA synchronous={self.SYNCHRONOUS}")
+        self._db.execute(f"PRAGMA wal_autocheckpoint={self.CHECKPOINT_PAGES}")
         # A longer log, left by a time when it could not be folded in, is cut back to this.
         self._db.execute("PRAGMA journal_size_limit=16777216")
         with self._transaction():

@@ -19,7 +19,7 @@ from ray.experimental import internal_kv
 STATUS_KEY = b"__autoscaling_status"
 STALE_S = 120.0  # a monitor writes it every few seconds
 OURS = ("page-server-", "registry-", "session-")  # how names of our actors begin
-CLASSES = ("PageServer", "Registry")
+CLASSES = ("PageServer", "Registry", "StoreRegistry")
 SMALLEST = 1e-6  # of a resource; Ray counts in ten-thousandths
 
 

@@ -71,6 +71,7 @@ class RayHomes:
         lose: A page server's actor is dead for good.
         examine: Asks Ray what became of a page server.
         label: A variable for people, by its id.
+        before_told: Returns when all that has been decided may be told (``Journal.synced``).
     """
 
     def __init__(
@@ -80,12 +81,15 @@ class RayHomes:
         lose: Callable[[int, str], object],
         examine: Callable[[ServerInfo], Awaitable[object]],
         label: Callable[[int], str] = label,
+        *,
+        before_told: Callable[[], Awaitable[None]],
     ) -> None:
         self._core = core
         self._handles = handles
         self._lose = lose
         self._examine = examine
         self._label = label
+        self._before_told = before_told
 
     def of(self, region: int) -> tuple[int, ...]:
         return self._core.homes_of(region)
@@ -111,6 +115,15 @@ class RayHomes:
 
     async def drop(self, home: int, commit_id: int, regions: list[int]) -> None:
         await self._call(home, "drop_staged", commit_id, regions, about=self._of(*regions))
+
+    async def keep(self, home: int, region: int) -> None:
+        """The home has the region's bytes on its disk, with its name, when this returns.
+
+        Raises:
+            NoSpaceError: There is no room.
+            HomeLostError: The home is gone.
+        """
+        await self._call(home, "keep", region, about=self._of(region))
 
     async def retain(self, home: int, floors: dict[int, int | None]) -> None:
         await self._call(home, "retain", floors, about=self._of(*floors))
@@ -250,6 +263,7 @@ class RayHomes:
         }
 
     async def _call(self, home: int, method: str, *arguments: Any, about: str) -> Any:
+        await self._before_told()
         handle = self._handles.get(home)
         if handle is None:
             raise errors.ServerUnavailableError(f"The page server {home:#x} is not known yet.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from clamor_ray._protocol.messages import ServerInfo
@@ -33,6 +33,7 @@ class RegionEnds:
         late: Writes the states that follow.
         liveness: Is told of servers that are dead.
         background: Where dead nodes are looked for.
+        before_told: As of ``RayHomes``.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class RegionEnds:
         late: LateWrites,
         liveness: Liveness,
         background: BackgroundTasks,
+        before_told: Callable[[], Awaitable[None]],
     ) -> None:
         self._core = core
         self._handles = handles
         self._late = late
         self._liveness = liveness
         self._background = background
+        self._before_told = before_told
         self._retiring = Retiring(self._tell, self._retired, liveness.actor_died)
         self._is_watching = False
 
@@ -85,6 +88,7 @@ class RegionEnds:
 
     async def _tell(self, server_id: int, orders: list[Retire]) -> list[bool | None]:
         """See ``Retiring``."""
+        await self._before_told()
         handle = self._handles.get(server_id)
         if handle is None:
             raise ServerGone

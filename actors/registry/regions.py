@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from ray.exceptions import RayError
@@ -51,6 +51,7 @@ PIN_S: Final = 300.0
 GIVEN_UP_MOST: Final = 1000  # requests that are remembered: longer than a page server is at one
 FREED_FILES_MOST: Final = 1000
 CREATING_S: Final = 600.0  # a put that takes longer is taken for dead
+KEEP_S: Final = 500.0  # below it: the time begins anew with the seal
 
 
 class AddressRoom:
@@ -108,6 +109,8 @@ class Regions:
         background: Where spare regions are looked after.
         forget: Are told of a region that is freed or abandoned.
         count: Is told how the references to a region that is sealed are counted.
+        keep: Has a home (server, region) bring a region to its disk before it is sealed; None:
+            that is not wanted.
     """
 
     def __init__(
@@ -126,6 +129,7 @@ class Regions:
         background: BackgroundTasks,
         forget: Iterable[Callable[[int], object]],
         count: Callable[[int, Counted], object],
+        keep: Callable[[int, int], Awaitable[None]] | None = None,
     ) -> None:
         self._core = core
         self._log = log
@@ -140,6 +144,9 @@ class Regions:
         self._background = background
         self._forget = tuple(forget)
         self._count = count
+        self._keep_at = keep
+        self._keeping: dict[int, asyncio.Task[None]] = {}  # by region
+        self._n_begins: dict[int, int] = {}  # by home
         self._given_up: dict[int, None] = {}  # requests; the oldest first
         self._files: dict[int, Source] = {}  # by region
         self._freed_files: dict[int, Source] = {}  # the same; the oldest first
@@ -242,7 +249,7 @@ class Regions:
         made = (length_bytes, server_id, time.monotonic(), request_id, on_disk)
         return self._core.create_region(*made), True
 
-    def seal(
+    async def seal(
         self, region: int, source: Source | None = None, counted: Counted | None = None
     ) -> RegionRecord:
         """The region's bytes are in place: it can be looked up from now on.
@@ -256,8 +263,57 @@ class Regions:
             NoSuchRegion, IllegalTransition: See ``RegistryCore.seal``.
             JournalFullError: It is not sealed.
             ProtocolError: The source cannot be read. It is not sealed.
+            NoSpaceError, HomeLostError, ServerUnavailableError, WaitTimeoutError: Its home cannot
+                bring it to its disk, where that is wanted. It is not sealed.
         """
+        await self._keep(region)
         return self._seal(region, source, counted, None)
+
+    async def _keep(self, region: int) -> None:
+        """Before a region is sealed: its home has it on its disk. No await where that is not
+        wanted, or was done. A call that comes again waits for the same work."""
+        if self._keep_at is None or self._core.state(region) is not RegionState.CREATING:
+            return
+        record = self._core.record_of(region)
+        if record is None or record.n_pieces:  # its pieces have the bytes
+            return
+        if (running := self._keeping.get(region)) is None:
+            self._core.goes_on(region, time.monotonic())
+            work = self._keep_at(record.homes[0], region)
+            running = asyncio.ensure_future(asyncio.wait_for(work, KEEP_S))
+            self._keeping[region] = running
+            running.add_done_callback(lambda done: self._kept(region, done))
+        home = record.homes[0]
+        n_begins = self._n_begins.get(home, 0)
+        about = f"The home of {self._log.label(region)}"
+        try:
+            await asyncio.shield(running)
+            if self._n_begins.get(home, 0) != n_begins:
+                raise errors.HomeLostError(
+                    f"{about} was started anew while the variable was made: it was not made.",
+                    hint="Make it again.",
+                )
+        except asyncio.TimeoutError as failure:
+            raise errors.WaitTimeoutError(
+                f"{about} has not brought it to its disk within {KEEP_S:g} s.",
+                hint="The disk is slow, or fails: see the kernel's log on that node. The variable "
+                "was not made.",
+            ) from failure
+        except RayError as failure:
+            raise errors.ServerUnavailableError(
+                f"{about} does not answer: {cause_of(failure)}.",
+                hint="The variable is not made yet. Try again.",
+            ) from failure
+
+    def home_begins(self, home: int) -> None:
+        """A home begins anew from what its directory has, and drops regions that are not sealed. To
+        be called before it is told which are."""
+        self._n_begins[home] = self._n_begins.get(home, 0) + 1
+
+    def _kept(self, region: int, done: asyncio.Task[None]) -> None:
+        del self._keeping[region]
+        if not done.cancelled():
+            done.exception()  # who still waits has it
 
     def _seal(
         self,
@@ -325,10 +381,11 @@ class Regions:
         Raises:
             As ``seal``.
         """
+        await self._keep(region)
         if self._servers.is_here(node_id) and self._core.addresses.has_room(length_bytes):
             record = self._seal_and_make(region, source, counted, length_bytes, node_id, request_id)
         else:  # it may take a minute, which a region that is filled does not wait for
-            self.seal(region, source, counted)
+            self._seal(region, source, counted, None)
             try:
                 record = await self.create(length_bytes, node_id, request_id)
             except (errors.ClamorError, RegistryError, RayError) as failure:

@@ -59,17 +59,16 @@ from clamor_ray._protocol.messages import (
     VariableRecord,
 )
 from clamor_ray._protocol.ray_state import alive_nodes, forget_jobs_of
-from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import Source
 from clamor_ray._redundancy.groups import PieceLayout
-from clamor_ray.actors.allreduce.meetings import Meetings
+from clamor_ray.actors.allreduce.meetings import MeetingCalls, Meetings
 from clamor_ray.actors.backup.checkpoints import CheckpointCalls, Checkpoints
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.held_commits import HeldCommits
-from clamor_ray.actors.commits.journal import Journal
-from clamor_ray.actors.lineage.lineage import LineageCounters
+from clamor_ray.actors.commits.journal import Journal, Saved
+from clamor_ray.actors.lineage.lineage_calls import LineageCalls
 from clamor_ray.actors.lineage.lineage_service import LineageService
 from clamor_ray.actors.lost_homes.lost_blocks import Losses, LostBlocks
 from clamor_ray.actors.lost_homes.rebuilds import Rebuilds
@@ -127,8 +126,13 @@ def create_registry(
     Returns:
         The actor's handle. Calls may be made at once; they wait for its start.
     """
+    kind = Registry
+    if config.store:
+        from clamor_ray.actors.store.store_registry import StoreRegistry  # which imports this
+
+        kind = StoreRegistry
     return (
-        ray.remote(Registry)
+        ray.remote(kind)
         .options(
             name=names.registry_name(job_scope, config.session_name),
             namespace=names.NAMESPACE,
@@ -145,7 +149,7 @@ def create_registry(
     )
 
 
-class Registry(CheckpointCalls, FileCalls):
+class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
     """See the file's head. Calls are documented at the services that answer them.
 
     Args:
@@ -155,6 +159,8 @@ class Registry(CheckpointCalls, FileCalls):
         avoid: See ``AddressClaims``.
     """
 
+    KEEPS = False  # whether homes have what they answer for on their disks
+
     def __init__(self, config: ServerConfig, secret: bytes, avoid: Sequence[Range] = ()) -> None:
         throttle("clamor_ray.registry")
         self._config = config
@@ -163,7 +169,7 @@ class Registry(CheckpointCalls, FileCalls):
         self._is_ending = False
         oom_score.lower()
         directory = journals.journal_directory(config.job_scope)
-        is_restart = (directory / "journal").exists()
+        is_restart = self._is_restart(directory)
         tries = directory / "tries"
         try:
             self._start(directory, avoid, is_restart)
@@ -175,9 +181,18 @@ class Registry(CheckpointCalls, FileCalls):
             starting.end_process_to_try_again("the registry", tries, failure)
         starting.succeeded(tries)
 
+    def _is_restart(self, directory: Path) -> bool:
+        """Whether a process before this one was the session's registry."""
+        return (directory / "journal").exists()
+
+    def _open_journal(self, directory: Path) -> Journal:
+        """What must outlive this process."""
+        return Journal(directory)
+
     def _start(self, directory: Path, avoid: Sequence[Range], is_restart: bool) -> None:
         """Makes the services, each of those that it stands on."""
         config, timeout_s = self._config, self._config.control_timeout_s
+        self._directory = directory
         claims = AddressClaims(RayTable(), config.job_scope, journals.has_ended, avoid)
         if not is_restart:
             claims.check_is_new(directory)
@@ -189,7 +204,7 @@ class Registry(CheckpointCalls, FileCalls):
         log = self._log = CommitLog(label=label)
         handles: Handles = {}
         background = self._background = BackgroundTasks(logger)
-        journal = self._journal = Journal(directory)
+        journal = self._journal = self._open_journal(directory)
         self._reserve = Reserve(str(directory), keeper_process.RESERVE_BYTES)
         self._in_use_fd = keeper_process.hold_and_watch(
             directory,
@@ -199,8 +214,10 @@ class Registry(CheckpointCalls, FileCalls):
         )
         late = self._late = LateWrites(core, journal, background)
         liveness = self._liveness = Liveness(core, log, handles, late)
-        ends = self._ends = RegionEnds(core, handles, late, liveness, background)
-        homes = RayHomes(core, handles, liveness.lose, liveness.examine, label)
+        ends = self._ends = RegionEnds(core, handles, late, liveness, background, journal.synced)
+        homes = RayHomes(
+            *(core, handles, liveness.lose, liveness.examine, label), before_told=journal.synced
+        )
         losses = self._losses = Losses()
         held, unheard = HeldCommits(), UnheardHomes()
         commits = self._commits = Commits(
@@ -212,6 +229,7 @@ class Registry(CheckpointCalls, FileCalls):
             restarted_s=time.monotonic() if is_restart else None,
             held=held,
             make_room=lambda *what: self._full_nodes.make_room(*what),
+            pulls_own=self.KEEPS,
         )
         self._read_sets = SharedReadSets(core, config.cache_bytes)
         lineage = self._lineage = LineageService(
@@ -306,6 +324,7 @@ class Registry(CheckpointCalls, FileCalls):
             losses=losses,
             background=background,
             forget=[*forget, self._names.region_freed, counts.forget],
+            keep=homes.keep if self.KEEPS else None,
             count=lambda region, counted: counts.begin(region, counted.anchor, counted.inside),
         )
         self._anchors = RayAnchors(counts, self._regions.free_unheld, background)
@@ -324,11 +343,10 @@ class Registry(CheckpointCalls, FileCalls):
             "seal_and_create": self.seal_and_create,
             "free": self.free,
         }
-        self._take_back()
+        self._take_back(journal.load())
 
-    def _take_back(self) -> None:
+    def _take_back(self, saved: Saved) -> None:
         """What the journal holds; nothing, the first time."""
-        saved = self._journal.load()
         orders = self._core.restore(
             saved.next_region,
             [(each.record, RegionState(each.state), each.request_id) for each in saved.regions],
@@ -440,7 +458,7 @@ class Registry(CheckpointCalls, FileCalls):
         await self._lineage.stop()
         await self._servers.stop_all()
         self._journal.close()
-        shutil.rmtree(self._journal.directory, ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
         if self._in_use_fd >= 0:
             os.close(self._in_use_fd)
             self._in_use_fd = -1
@@ -461,8 +479,8 @@ class Registry(CheckpointCalls, FileCalls):
         """See ``PageServers.start_failed``."""
         self._servers.start_failed(node_id, failure, is_final)
 
-    async def begin_server(self, node_id: str) -> tuple[int, bool]:
-        """See ``PageServers.begin``."""
+    async def begin_server(self, node_id: str, directory: str = "") -> tuple[int, bool]:
+        """See ``PageServers.begin``; a directory there is only in a session with a store."""
         return self._servers.begin(node_id)
 
     async def renew_server(self, node_id: str, server_id: int, reason: str, n_old: int = 0) -> int:
@@ -552,7 +570,7 @@ class Registry(CheckpointCalls, FileCalls):
         self, region: int, source: Source | None = None, counted: Counted | None = None
     ) -> RegionRecord:
         """See ``Regions.seal``."""
-        if (record := self._regions.seal(region, source, counted)).group_width:
+        if (record := await self._regions.seal(region, source, counted)).group_width:
             self._separations.look()
         return record
 
@@ -756,45 +774,3 @@ class Registry(CheckpointCalls, FileCalls):
     async def find_reads(self, packed: bytes) -> bytes:
         """See ``SharedReadSets.find``."""
         return self._read_sets.find(packed)
-
-    async def lineage_open(self, packed: bytes) -> None:
-        """See ``LineageService.open``."""
-        await self._lineage.open(packed)
-
-    async def lineage_close(self, collections: list[int]) -> None:
-        """See ``LineageService.close``."""
-        await self._lineage.close(collections)
-
-    async def note_attempt(self, packed: bytes) -> None:
-        """See ``LineageService.note``."""
-        await self._lineage.note(packed)
-
-    async def floors_at(self, server_id: int) -> dict[int, int]:
-        """See ``LineageService.floors_at``."""
-        return self._lineage.floors_at(server_id)
-
-    async def check_output(self, packed: bytes) -> bytes | None:
-        """See ``LineageService.check_output``."""
-        return await self._lineage.check_output(packed)
-
-    async def reads_of(self, region: int) -> list[bytes]:
-        """See ``LineageService.reads_of``."""
-        return self._lineage.reads_of(region)
-
-    async def attempts_of(self, run_id: int) -> list[bytes]:
-        """See ``LineageService.attempts_of``."""
-        return self._lineage.attempts_of(run_id)
-
-    async def lineage_counters(self) -> LineageCounters:
-        """See ``LineageService.counters``."""
-        return self._lineage.counters()
-
-    # -- groups
-
-    async def meet(self, group: str, size: int, guest: Guest) -> Meeting | Waiting:
-        """See ``Meetings.meet``."""
-        return self._meetings.meet(group, size, guest)
-
-    async def leave_meeting(self, group: str, visit: int) -> None:
-        """See ``Meetings.leave``."""
-        self._meetings.leave(group, visit)

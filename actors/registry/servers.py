@@ -485,6 +485,7 @@ class PageServers:
             return False
         node_id = info.node_id
         async with self._starting.setdefault(node_id, asyncio.Lock()):
+            await self._journal.synced()  # who has its homes now is known after a power cut, too
             if not may_leave() and server_id not in self._asked_to_leave:
                 return False
             self._ending.add(node_id)

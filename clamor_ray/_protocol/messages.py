@@ -427,6 +427,8 @@ class ServerConfig:
         idle_node_s: A node that nothing uses for so long is drained, where an autoscaler runs; 0:
             none is.
         repair_bytes_s: What all that make lost pieces again read of others; 0: there is no limit.
+        store: The directory, absolute, in which the session outlives its cluster; "": it does not.
+        store_id: Of that store: 32 hex digits.
     """
 
     job_scope: str
@@ -451,6 +453,8 @@ class ServerConfig:
     began_at_s: float = 0.0
     idle_node_s: float = 0.0
     repair_bytes_s: int = 256 << 20
+    store: str = ""
+    store_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ class RegistryClient:
     def ensure_server(self, node_id: str, *, timeout_s: float | None = None) -> ServerInfo:
         return self._ask("ensure_server", node_id, timeout_s=timeout_s)
 
-    def begin_server(self, node_id: str) -> tuple[int, bool]:
-        return self._ask("begin_server", node_id)
+    def begin_server(self, node_id: str, directory: str = "") -> tuple[int, bool]:
+        return self._ask("begin_server", node_id, *([directory] if directory else ()))
 
     def renew_server(self, node_id: str, server_id: int, reason: str, n_old: int = 0) -> int:
         return self._ask("renew_server", node_id, server_id, reason, n_old)

@@ -442,7 +442,9 @@ def test_orders_that_follow_outlive_a_journal_that_fails() -> None:
 
     async def work() -> None:
         core, late = Core(), Late()
-        ends = region_ends.RegionEnds(core, {}, late, Living(), Closed())  # type: ignore[arg-type]
+        never = asyncio.Event().wait  # its own call is replaced below
+        given = (core, {}, late, Living(), Closed(), never)
+        ends = region_ends.RegionEnds(*given)  # type: ignore[arg-type]
         told: list[tuple[int, bool]] = []
 
         async def tell(server_id: int, orders: list[Retire]) -> list[bool | None]:

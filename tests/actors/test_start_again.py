@@ -484,7 +484,7 @@ def test_a_registry_that_cannot_take_back_what_it_knew(
     monkeypatch.setattr(module, "RayTable", ListTable)  # there may be no cluster
     monkeypatch.setattr(starting.time, "sleep", lambda _: None)
 
-    def raises(registry: Any) -> None:
+    def raises(registry: Any, *_: object) -> None:
         registry._journal.close()  # as its process's end would
         registry._lineage._journal.close()
         raise trouble
