@@ -76,7 +76,7 @@ def test_it_is_cut_again_and_again_under_a_process_that_it_ends(disk: PowerCutDi
             assert child.stdout is not None
             assert child.stdout.readline() == "synced\n"
             assert disk.users() == {child.pid}
-            disk.cut()
+            disk.cut([child.pid])
             disk.restore([child.pid])
         assert path.read_bytes() == b"s" * BLOCK
         assert (disk.path / "file 0").exists()
