@@ -345,6 +345,10 @@ struct pc_engine_options {
     const char *disk_directory; /* for homes on disk (PC_MEDIUM_DISK), or NULL: none are made */
     const struct pc_floor *floors; /* said before anything is taken back, which may need room for */
     size_t n_floors;               /* the history of what was published meanwhile */
+    int durable;               /* 1: homes lie on disk, and a layer that is made whole is to be in a synced
+                                  file before it changes a base: NEED_DURABLE */
+    int cold;                  /* 1: no process of before maps anything: nobody is waited for (settle_ns) */
+    const char *sums_directory; /* of the checksums of homes that pc_keeper_put_home gave; NULL: unchecked */
 };
 
 int pc_engine_start(const struct pc_engine_options *options, pc_engine **out);
@@ -386,7 +390,10 @@ enum pc_event_kind {
                                   answer with pc_engine_settled; no answer: it is asked again */
     PC_EVENT_NEED_REPAIR = 14, /* region, version: which others make its blocks again? answer with
                                   pc_engine_set_repair, always */
-    PC_EVENT_NEED_FILE = 15    /* ranges of files are to be read: pc_engine_file_next, until there is none */
+    PC_EVENT_NEED_FILE = 15,   /* ranges of files are to be read: pc_engine_file_next, until there is none */
+    PC_EVENT_NEED_DURABLE = 16 /* region, commit_id, version: a delta was made whole, and waits until the whole
+                                  layer (pc_engine_layer_file) is in a file that outlives this node's power;
+                                  answer with pc_engine_layer_durable; no answer: it is asked again */
 };
 struct pc_event {
     int kind;
@@ -449,6 +456,22 @@ int pc_engine_settled(pc_engine *engine, uint64_t region, uint64_t version);
 int pc_engine_drop_staged(pc_engine *engine, uint64_t region, uint64_t commit_id);
 /* 1 or 0: whether a layer is staged here, by a process of this node or pulled. */
 int pc_engine_has_layer(pc_engine *engine, uint64_t region, uint64_t commit_id);
+
+/* The file of a home that is here, on disk, or is prepared to be here: for who keeps it beyond this session.
+ * The base is at a version; blocks of later ones may be there, in part. fd is the caller's, and a description
+ * of its own: what the disk refused to write, fdatasync says to each. PC_ERR_NO_REGION: it is not here, or in
+ * memory, or not sealed yet. PC_ERR_SYSTEM: the disk has refused a part of it. */
+struct pc_home_file {
+    uint64_t version, base_address, length_bytes;
+    uint32_t in_file;          /* 1: what no commit has written is in a file (PC_MEDIUM_FILE) */
+    int fd;
+};
+int pc_engine_home_file(pc_engine *engine, uint64_t region, struct pc_home_file *out);
+/* The file of a layer that is staged here, or is published and not applied yet; of a delta that was made
+ * whole, of that one. fd is the caller's. PC_ERR_NO_VERSION: there is none. */
+int pc_engine_layer_file(pc_engine *engine, uint64_t region, uint64_t commit_id, int *fd, uint64_t *bytes);
+/* Answers NEED_DURABLE. rc: PC_OK, or it could not be written: then it is asked again. */
+int pc_engine_layer_durable(pc_engine *engine, uint64_t region, uint64_t commit_id, int rc);
 /* At the home: fetches the layer that server_id holds under commit_id. Ends with PC_EVENT_PULLED; with
  * this server's own id it only says whether the layer is here: PC_ERR_HOME_LOST if not.
  * PC_ERR_TIMEOUT: it has commits to apply first; ask again. */
@@ -476,6 +499,8 @@ int64_t pc_engine_stage_cached(pc_engine *engine, uint64_t region, uint64_t vers
  * at versions before the first that writes it. */
 int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_info *info,
                             const struct pc_run *lost, size_t n_lost, int *fd);
+/* As that, and sealed: of a file on disk that has the region at info->version. fd stays the caller's. */
+int pc_engine_rebuild_from_file(pc_engine *engine, const struct pc_region_info *info, int fd);
 int pc_engine_rebuild_take(pc_engine *engine, uint64_t region, int fd, uint64_t commit_id);
 /* Makes one layer of the region, staged under commit_id, of layers that are staged here: the XOR of their
  * blocks, where one that lacks a block counts as zeros. So a block comes back from the other members of a
@@ -620,6 +645,7 @@ struct pc_engine_stats {
     uint64_t disk_cached_bytes;        /* blocks that were evicted, and are on disk */
     uint64_t disk_cache_reads, disk_cache_writes; /* blocks that came from there, and went there */
     uint64_t file_reads, file_blocks;  /* ranges of files that were read, and blocks that came from them */
+    uint64_t damaged_blocks;           /* of homes of an earlier session: that do not have their checksum */
 };
 /* Whether a page server could have a cache of so many bytes in that directory; else why not. */
 int pc_disk_cache_check(const char *directory, uint64_t bytes);
@@ -659,6 +685,9 @@ int pc_keeper_connect(const char *listen_name, uint64_t timeout_ns, int *fd);
 /* The same, and where nobody listens PC_ERR_NO_SERVER at once. */
 int pc_keeper_find(const char *listen_name, uint64_t timeout_ns, int *fd);
 int pc_keeper_quit(int fd);
+/* Gives a keeper, before any engine has it, the file of a home of an earlier session: as a page server would
+ * have, for the next one. Its versions before `version` are not kept. home->fd stays the caller's. */
+int pc_keeper_put_home(int keeper_fd, uint64_t region, const struct pc_home_file *home);
 
 /* ------------------------------------------------------- building in place */
 

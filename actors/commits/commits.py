@@ -62,6 +62,10 @@ async def no_room(server_id: int, needed_bytes: int, stay: Collection[int] = ())
     return False
 
 
+class NotKnownYet(errors.ServerUnavailableError):
+    """The page server has not registered since the registry began."""
+
+
 class CommitHomes(Protocol):
     """The page servers, by id. Exceptions but those named mean: not now, try again."""
 
@@ -585,7 +589,9 @@ class Commits:
                         self._homes.publish(home, items), self._timeout_s
                     )
                 except Exception as failure:  # any: it is told again until it is lost
-                    logger.warning("home %#x cannot be told of commits: %r", home, failure)
+                    # A directory of a store may be away for long: nobody need read of it each time.
+                    level = logging.INFO if isinstance(failure, NotKnownYet) else logging.WARNING
+                    logger.log(level, "home %#x cannot be told of commits: %r", home, failure)
                     await self._homes.examine(home)
                     continue
                 if self._acknowledge(home, known):

@@ -27,7 +27,8 @@ from clamor_ray.actors.commits.committed import Entry, Outcome, Trimmed
 from clamor_ray.actors.commits.sqlite_file import SqliteFile, signed, unsigned
 from clamor_ray.actors.lost_homes.lost_blocks import LostBlocks
 
-FORMAT = 4
+FORMAT = 5
+ANY_REGION = 0  # is no region's id: in `inside`, that any may be
 IDLE = "idle "  # begins a name in `meta`; the server's id follows
 NOTHING: Mapping[int, LostBlocks | None] = MappingProxyType({})
 
@@ -63,6 +64,14 @@ CREATE TABLE lacking (
 CREATE TABLE names (name TEXT PRIMARY KEY, region INTEGER NOT NULL, packed BLOB NOT NULL)
     WITHOUT ROWID;
 CREATE INDEX names_by_region ON names (region);
+CREATE TABLE claims (begin_address INTEGER PRIMARY KEY, end_address INTEGER NOT NULL);
+CREATE TABLE inside (region INTEGER NOT NULL, inner INTEGER NOT NULL,
+    PRIMARY KEY (region, inner)) WITHOUT ROWID;
+CREATE INDEX inside_by_inner ON inside (inner);
+CREATE TABLE directories (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, server_id INTEGER NOT NULL UNIQUE,
+    directory TEXT NOT NULL, node_id TEXT NOT NULL);
+CREATE TABLE opened (region INTEGER PRIMARY KEY, version INTEGER NOT NULL);
 """
 
 
@@ -96,6 +105,11 @@ class Saved:
     givers: tuple[tuple[int, int], ...] = ()
     leaving: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()  # of those that leave: because nothing used them
+    claims: tuple[tuple[int, int], ...] = ()  # addresses that the session has; see `claim`
+    inside: tuple[tuple[int, int], ...] = ()  # (region, one inside of it); see `seal`
+    # (server id, directory of the store, its last node) of all that ever registered, the last first
+    directories: tuple[tuple[int, str, str], ...] = ()
+    opened: tuple[tuple[int, int], ...] = ()  # (region, version), above 0; see `open_again`
 
 
 def _record_to_json(record: RegionRecord) -> str:
@@ -149,6 +163,26 @@ def _set_lacking(db: sqlite3.Connection, lost: Mapping[int, LostBlocks | None]) 
 
 def _forget_idle(db: sqlite3.Connection, server_id: int) -> None:
     db.execute("DELETE FROM meta WHERE name = ?", (IDLE + str(server_id),))
+
+
+def _pass_on_inside(db: sqlite3.Connection, region: int) -> None:
+    """A region ends. What is inside of it is held on by those that it is inside of: a reference
+    that was taken out of it counts as one to it."""
+    db.execute(
+        "INSERT OR IGNORE INTO inside SELECT outer.region, own.inner FROM inside AS outer "
+        "JOIN inside AS own ON own.region = outer.inner "
+        "WHERE outer.inner = ? AND own.inner != outer.region",
+        (region,),
+    )
+    db.execute("DELETE FROM inside WHERE region = ? OR inner = ?", (region, region))
+
+
+def _delete_region(db: sqlite3.Connection, region: int) -> None:
+    for table in (
+        *("regions", "commits", "plans", "acknowledgements", "sources", "rehomed"),
+        *("lacking", "givers", "opened"),
+    ):
+        db.execute(f"DELETE FROM {table} WHERE region = ?", (region,))
 
 
 def _insert_region(
@@ -215,6 +249,7 @@ class Journal(SqliteFile):
         region: int,
         source: Source | None = None,
         created: tuple[RegionRecord, int, int] | None = None,
+        inside: Iterable[int] = (),
     ) -> None:
         """A region can be looked up from now on.
 
@@ -222,11 +257,15 @@ class Journal(SqliteFile):
             region: Its id.
             source: How its version 0 can be made again.
             created: What `create_region` takes, for one that is made with the same transaction.
+            inside: Regions that references inside of it lead to; `ANY_REGION`: nobody knows which.
         """
         with self._transaction() as db:
             if source is not None:
                 db.execute("REPLACE INTO sources VALUES (?, ?, ?, ?, ?)", (region, *source))
             db.execute("UPDATE regions SET state = 'ready' WHERE region = ?", (region,))
+            db.executemany(
+                "INSERT OR IGNORE INTO inside VALUES (?, ?)", [(region, inner) for inner in inside]
+            )
             if created is not None:
                 _insert_region(db, *created)
 
@@ -236,14 +275,11 @@ class Journal(SqliteFile):
         with self._transaction() as db:
             for region, state in states:
                 db.execute("DELETE FROM names WHERE region = ?", (region,))
+                _pass_on_inside(db, region)
                 if state is not None:
                     db.execute("UPDATE regions SET state = ? WHERE region = ?", (state, region))
                     continue
-                for table in (
-                    *("regions", "commits", "plans", "acknowledgements", "sources", "rehomed"),
-                    *("lacking", "givers"),
-                ):
-                    db.execute(f"DELETE FROM {table} WHERE region = ?", (region,))
+                _delete_region(db, region)
 
     def free_inline(self, regions: Iterable[int], forgotten: Iterable[int] = ()) -> None:
         """Inline variables are freed; of others that is not remembered any more."""
@@ -269,6 +305,40 @@ class Journal(SqliteFile):
             )
             db.executemany("DELETE FROM dropped WHERE token = ?", [(other,) for other in forgotten])
 
+    def claim(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """The session has these addresses from now on, beside those that it had."""
+        with self._transaction() as db:
+            db.executemany("REPLACE INTO claims VALUES (?, ?)", ranges)
+
+    def open_again(
+        self,
+        gone: Iterable[int],
+        keys: Iterable[int],
+        sources: Iterable[int],
+        opened: Mapping[int, int],
+    ) -> None:
+        """A store is opened in another cluster: what cannot outlive the one before goes. Which that
+        is ``actors/store/opening.py`` says.
+
+        Args:
+            gone: Regions, with their pieces, with all that is known of them.
+            keys: Ids of idempotency keys.
+            sources: Regions whose source goes.
+            opened: The newest version of each region that has one above 0.
+        """
+        with self._transaction() as db:
+            db.execute("DELETE FROM opened")
+            db.executemany("INSERT INTO opened VALUES (?, ?)", opened.items())
+            for region in gone:
+                db.execute("DELETE FROM inside WHERE region = ? OR inner = ?", (region, region))
+                _delete_region(db, region)
+            for table, rows in (("commits", keys), ("sources", sources)):
+                db.executemany(f"DELETE FROM {table} WHERE region = ?", [(row,) for row in rows])
+            for table in ("dropped", "leaving", "givers", "rehomed"):
+                db.execute(f"DELETE FROM {table}")
+            db.execute("DELETE FROM servers WHERE lost IS NULL")
+            db.execute("DELETE FROM meta WHERE name GLOB ?", (IDLE + "*",))
+
     def give_name(self, named: NamedVariable) -> None:
         """A variable has this name from now on."""
         with self._transaction() as db:
@@ -280,8 +350,14 @@ class Journal(SqliteFile):
             db.execute("DELETE FROM names WHERE name = ?", (name,))
 
     def save_server(self, info: ServerInfo) -> None:
-        """A server registered, or registered again. One that is lost stays lost."""
+        """A server registered, or registered again. One that is lost stays lost. Which directory
+        of a store it had is kept for good."""
         with self._transaction() as db:
+            if info.directory:
+                db.execute(
+                    "REPLACE INTO directories (server_id, directory, node_id) VALUES (?, ?, ?)",
+                    (signed(info.server_id), info.directory, info.node_id),
+                )
             db.execute(
                 "INSERT INTO servers VALUES (?, ?, NULL) ON CONFLICT DO UPDATE "
                 "SET info = excluded.info WHERE lost IS NULL",
@@ -458,6 +534,15 @@ class Journal(SqliteFile):
             lacking = [
                 (row[0], LostBlocks(*row[1:])) for row in db.execute("SELECT * FROM lacking")
             ]
+            claims = list(db.execute("SELECT * FROM claims ORDER BY begin_address"))
+            inside = list(db.execute("SELECT * FROM inside"))
+            directories = [
+                (unsigned(server_id), directory, node_id)
+                for server_id, directory, node_id in db.execute(
+                    "SELECT server_id, directory, node_id FROM directories ORDER BY number DESC"
+                )
+            ]
+            opened = list(db.execute("SELECT * FROM opened"))
         return Saved(
             next_region=meta.get("next_region", 1),
             regions=tuple(regions),
@@ -476,4 +561,8 @@ class Journal(SqliteFile):
             givers=tuple(givers),
             leaving=tuple(leaving),
             idle=tuple(int(name[len(IDLE) :]) for name in meta if name.startswith(IDLE)),
+            claims=tuple((begin, end) for begin, end in claims),
+            inside=tuple((region, inner) for region, inner in inside),
+            directories=tuple(directories),
+            opened=tuple((region, version) for region, version in opened),
         )

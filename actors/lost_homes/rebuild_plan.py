@@ -19,6 +19,9 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
+from clamor_ray._protocol.messages import RebuildOrder, RegionRecord
+from clamor_ray._protocol.source import CALL, Source
+
 
 def preferred(servers: list[int], *rules: Callable[[int], bool]) -> list[int]:
     """Those that follow the rules, the first before the second. A rule that nobody follows is void.
@@ -149,4 +152,46 @@ def plan(
         compared=(everything - missing) & sourced if from_source else BitMap(),
         lost=missing - from_source,
         from_group=from_group or BitMap(),
+    )
+
+
+def order_of(
+    record: RegionRecord,
+    plan: RebuildPlan,
+    takes: tuple[tuple[int, int, int], ...],
+    *,
+    before_bytes: int,
+    attempt: int,
+    source: Source | None,
+    digest: bytes,
+) -> RebuildOrder:
+    """What the new home is told.
+
+    Args:
+        record: With it as the home.
+        plan: Of what comes from where.
+        takes: (server, commit id, bytes) of what others have staged.
+        before_bytes: Where the region begins in its variable.
+        attempt: Its number, for what its group makes.
+        source: Of the variable.
+        digest: Of the Ray object whose content the region is, where it is that.
+    """
+    pieces: tuple[tuple[int, bytes], ...] = ()
+    if plan.from_source and source is not None and source.kind != CALL:
+        pieces = ((source.offset, source.what),)
+    return RebuildOrder(
+        record=record,
+        cached=tuple(
+            (take.version, bytes(take.blocks.serialize()))
+            for take in plan.takes
+            if take.server_id == plan.home
+        ),
+        takes=takes,
+        from_source=bytes(plan.from_source.serialize()) if plan.from_source else b"",
+        compared=bytes(plan.compared.serialize()) if plan.compared else b"",
+        lost=bytes(plan.lost.serialize()) if plan.lost else b"",
+        before_bytes=before_bytes,
+        attempt=attempt if plan.from_group else 0,
+        pieces=pieces,
+        digest=digest if plan.from_source and source is None else b"",
     )

@@ -21,16 +21,13 @@ its blocks lost: the variable's other pieces are read as before.
 ``AT_ONCE`` of them are under way at a time, and as many that a group makes again, whose pace is
 limited. Of those that wait for their turn, the one that was asked for most often since its home was
 lost is next (commits, and page servers whose readers wait, which ask again and again): so what is
-read most. Nobody else knows that: the counts of reads were lost with the home. Of those that nobody
-has asked for, the first of the lost home's regions is next.
+read most. Of those that nobody has asked for, the first of the lost home's regions is next.
 
-One whose source runs, or whose new home is to be told, takes the time that it takes: it is not
-counted, and holds up no other. No page server waits for a source: it is called when the object is
-there. ``SOURCES_AT_ONCE`` run at a time on a node, and homes that are equally good are taken in
-turn, so that sources spread over the nodes.
+One whose source runs, or whose new home is to be told, is not counted, and holds up no other. No
+page server waits for a source: it is called when the object is there. ``SOURCES_AT_ONCE`` run at a
+time on a node, and homes that are equally good are taken in turn, so that sources spread.
 
-No commit can be made meanwhile: there is no home to take its blocks. So the newest version is the
-same at the end as at the beginning.
+No commit can be made meanwhile: there is no home to take its blocks.
 
 Thread safety: everything belongs to one asyncio loop.
 """
@@ -55,7 +52,6 @@ from clamor_ray._protocol.messages import (
     BLOCK_BYTES,
     CommitRequest,
     Pinned,
-    RebuildOrder,
     RegionRecord,
     ServerLost,
 )
@@ -75,6 +71,7 @@ from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.actors.process.byte_rate import ByteRate
 from clamor_ray.actors.process.turns import Turns
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
+from clamor_ray.actors.store.stored_homes import StoredHomes
 
 logger = logging.getLogger("clamor_ray.registry")
 
@@ -108,6 +105,7 @@ class Rebuilds:
         is_suspected: Whether a server is so silent that it may be lost: no rebuild begins there
             while there is another one.
         repair_bytes_s: What all repairs together read of others in a second; 0: there is no limit.
+        stored: Of which lost homes a directory of a store has everything.
     """
 
     def __init__(
@@ -123,6 +121,7 @@ class Rebuilds:
         is_suspected: Callable[[int], bool] = lambda server_id: False,
         make_room: Callable[[int, int], Awaitable[bool]] = no_room,
         repair_bytes_s: int = 0,
+        stored: StoredHomes | None = None,
     ) -> None:
         self._core = core
         self._log = log
@@ -132,9 +131,11 @@ class Rebuilds:
         self._is_leaving, self._is_suspected = is_leaving, is_suspected
         self._losses = losses if losses is not None else Losses()
         self._losses.healed = self._tell_all
+        self._activating = unheard if unheard is not None else UnheardHomes()
+        self._stored = stored or StoredHomes(core, log, journal, self._losses, self._activating)
+        self._stored.when_back, self._stored.when_damaged = self._came_back, self._is_hollow
         self._sources: dict[int, Source] = {}
         self._shared: dict[int, tuple[Pinned, list[Any]]] = {}
-        self._activating = unheard if unheard is not None else UnheardHomes()
         self._hollow: dict[int, int] = {}  # region -> its home, which lives and has nothing of it
         self._staged: set[int] = set()  # commit ids of layers that running rebuilds wait for
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -191,6 +192,16 @@ class Rebuilds:
         self._hollow.pop(region, None)
         self._put_off.pop(region, None)
 
+    def _came_back(self, region: int, home: int) -> None:
+        """The home has all of it, and knows that it is that; who does not hear of it asks."""
+        self.moved(region, home)
+        self._tell_all(region)
+
+    def _is_hollow(self, region: int, home: int) -> None:
+        if self._core.others_of(region):
+            self._hollow[region] = home
+            self._begin(region, self._rebuild(region))
+
     def forget(self, region: int) -> None:
         """It is gone."""
         self._set_rebuilt(region, None)
@@ -200,6 +211,7 @@ class Rebuilds:
         self._hollow.pop(region, None)
         self._put_off.pop(region, None)
         self._losses.forget(region)
+        self._stored.forget(region)
 
     # -- events
 
@@ -222,8 +234,8 @@ class Rebuilds:
         self._background.spawn(self._repairs.look_for_stale_parity(self._make_parities_again))
 
     def verdict(self, region: int) -> errors.HomeLostError | None:
-        """Why all of the region is lost for good, if it is."""
-        return self._lost.get(region)
+        """Why all of the region is lost for good, if it is; or away, in a directory of a store."""
+        return self._lost.get(region) or self._stored.error(region)
 
     def why_lost(self, region: int) -> errors.HomeLostError | None:
         """Why the region, or blocks of it, are lost, if they are."""
@@ -244,10 +256,11 @@ class Rebuilds:
             again.
 
         Raises:
-            HomeLostError: It is lost for good.
+            HomeLostError: It is lost for good, or away still.
         """
         if self._core.state(region) is not RegionState.READY:
             return True
+        await self._stored.until_back(region, timeout_s)
         if self._why(region):  # who had it before it moved may still have all of it
             await self._activating.moving.until_over(region, timeout_s)
         if self._why(region) and region not in self._lost:
@@ -308,9 +321,10 @@ class Rebuilds:
             if await asyncio.wait_for(self._servers.is_home(home, region), ASK_S):
                 return True
         except Exception as failure:  # any: silence is no verdict, and who asks comes again
-            logger.info("home %#x does not say if it has variable %d: %r", home, region, failure)
+            logger.info("home %#x does not say if it has %d: %r", home, region, failure)
             return False
-        if home in self._core.homes_of(region) and region not in self._activating:
+        is_home = home in self._core.homes_of(region) and region not in self._activating
+        if is_home and not self._stored.has_nothing(region, home):
             logger.error("home %#x has nothing of variable %d", home, region)
             self._hollow[region] = home
             self._begin(region, self._rebuild(region))
@@ -392,7 +406,8 @@ class Rebuilds:
     async def _rebuild(self, region: int) -> None:
         pause_s, tries, attempts = PAUSE_S, 0, Attempts()
         while tries < TRIES:
-            if self._core.state(region) is not RegionState.READY or not (why := self._why(region)):
+            is_ready = self._core.state(region) is RegionState.READY
+            if not is_ready or not (why := self._why(region)) or self._stored.error(region):
                 return
             n_refused, had_source = len(attempts.refused), attempts.failed is None
             try:
@@ -413,9 +428,7 @@ class Rebuilds:
             tries += 1
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MOST_S)
-        put_off = (
-            "variable %d is not rebuilt until somebody asks for it: %s; the last of %d tries: %s"
-        )
+        put_off = "variable %d is not rebuilt until somebody asks for it: %s; the last of %d: %s"
         logger.error(put_off, region, why, TRIES, self._put_off[region])
         if self._core.others_of(region):  # a parity nobody asks for, until it is too late
             self._hollow.pop(region, None)
@@ -525,6 +538,8 @@ class Rebuilds:
                 n_blocks += len(plan.from_source) + len(plan.from_group)
                 await self._make_room(plan.home, n_blocks * BLOCK_BYTES)  # or now
             raise Again("no node has room to be its new home")
+        if plan.lost and (is_away := self._stored.why(region)):
+            raise Again(is_away)
         if plan.lost and silent:
             raise Again("a page server that may have blocks of it does not answer")
         if plan.lost and self._repairs.is_awaited(region):
@@ -682,25 +697,16 @@ class Rebuilds:
         attempts: Attempts,
         made: list[Any],
     ) -> None:
-        order = RebuildOrder(
-            record=record,
-            cached=tuple(
-                (take.version, bytes(take.blocks.serialize()))
-                for take in plan.takes
-                if take.server_id == plan.home
-            ),
-            takes=takes,
-            from_source=bytes(plan.from_source.serialize()) if plan.from_source else b"",
-            compared=bytes(plan.compared.serialize()) if plan.compared else b"",
-            lost=bytes(plan.lost.serialize()) if plan.lost else b"",
-            before_bytes=self._core.before_bytes(record.region),
-            attempt=attempts.number if plan.from_group else 0,
+        region = record.region
+        order = rebuild_plan.order_of(
+            record,
+            plan,
+            takes,
+            before_bytes=self._core.before_bytes(region),
+            attempt=attempts.number,
+            source=self._sources.get(self._core.whole_of(region)),
+            digest=self._shared[region][0].digest if region in self._shared else b"",
         )
-        source = self._sources.get(self._core.whole_of(record.region))
-        if plan.from_source and source is not None and source.kind != CALL:
-            order = replace(order, pieces=((source.offset, source.what),))
-        elif plan.from_source and source is None:
-            order = replace(order, digest=self._shared[record.region][0].digest)
         try:
             call = self._servers.rebuild(plan.home, order, made)
             await self._needed(plan.home, call, REBUILD_S, attempts.refused)
@@ -752,8 +758,11 @@ class Rebuilds:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MOST_S)
         self._rehomed(home)
+        self._tell_known(record, but=home)
+
+    def _tell_known(self, record: RegionRecord, but: int = 0) -> None:
         for server_id in self._core.known_to(record.region):
-            if server_id != home:
+            if server_id != but:
                 self._background.spawn(self._tell(server_id, record))
 
     def _tell_all(self, region: int) -> None:
@@ -762,8 +771,7 @@ class Rebuilds:
         record = self._core.record_of(region)
         if record is None or self._refuses(region) or self._why(region):
             return  # who looks it up is told then
-        for server_id in self._core.known_to(region):
-            self._background.spawn(self._tell(server_id, self._newest(record)))
+        self._tell_known(self._newest(record))
 
     async def _activate_again(self, region: int) -> None:
         record = self._core.record_of(region)

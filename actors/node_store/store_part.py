@@ -1,15 +1,15 @@
 """A page server's directory of its session's store (docs/store.md): what is put there, and when.
 
-    a region is sealed       -> its base and checksums get their names, synced       ``keep``
-    a layer is at its home   -> a file of its own, synced                            ``keep_layer``
-    its commit is decided    -> the file's name says the version, then the home
-                                acknowledges it                                      ``name``
-    a base has had enough    -> it is synced, and its layers' files go               ``checkpoint``
-    a region leaves          -> its files go                                         ``drop_region``
+    a region is sealed      -> its base and checksums get their names, synced   ``keep``
+    a layer is at its home  -> a file of its own, synced                        ``keep_layer``
+    its commit is decided   -> the file's name says the version; then the home
+                               acknowledges it                                  ``name``
+    a base has had enough   -> it is synced, and its layers' files go           ``checkpoint``
+    a region leaves         -> its files go                                     ``drop_region``
 
-A page server that starts without a keeper has only these files: ``open_again`` brings the bases to the
-newest versions, and gives them to the new keeper, as if that had held them all the time. One whose keeper
-lives goes on with what that has: the files are the same.
+A page server that starts without a keeper has only these files: ``open_again`` brings the bases to
+the newest versions, and gives them to the new keeper, as if that had held them all the time. One
+whose keeper lives goes on with what that has: the files are the same.
 
 Safe from any thread. Files of one region are changed by one thread at a time.
 """
@@ -17,6 +17,7 @@ Safe from any thread. Files of one region are changed by one thread at a time.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -31,8 +32,19 @@ from clamor_ray import errors
 from clamor_ray._labels import label
 from clamor_ray._native import client as _native
 from clamor_ray._protocol.cause import cause_of
-from clamor_ray._protocol.messages import Publication, ServerConfig, StoreState
-from clamor_ray._store import directories, layer_files, redo, regions
+from clamor_ray._protocol.messages import (
+    Publication,
+    RegionRecord,
+    ServerConfig,
+    StoredRegion,
+    StoreState,
+)
+from clamor_ray._store import bases, directories, disk, layer_files
+from clamor_ray._store.base_copies import replace_with_copy
+from clamor_ray._store.checkpoint import checkpoint, merge
+from clamor_ray._store.layout import REGIONS, LayerName, base_path, layer_path
+from clamor_ray._store.redo import redo
+from clamor_ray.actors.node_store.mapped import FileId, id_of, mapped_files
 
 logger = logging.getLogger("clamor_ray.page_server")
 
@@ -68,10 +80,9 @@ class StorePart:
     """
 
     def __init__(self, config: ServerConfig, noted: Path) -> None:
-        self._directory = directories.open_node(
-            Path(config.store), config.store_id, config.job_scope, prefer=_read_note(noted)
-        )
+        self._config = config
         self._noted = noted
+        self._directory = self._open(_read_note(noted))
         noted.write_text(self._directory.directory_id)
         self._engine: _native.Engine | None = None
         self._outcome: Callable[[int], dict[int, int]] = lambda commit_id: {}
@@ -79,8 +90,19 @@ class StorePart:
         self._region_locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._layers: dict[int, _Layers] = {}
         self._undecided: dict[_Name, float] = {}  # when they came
+        self._taking = threading.Lock()
+        self._taken: dict[str, directories.NodeDirectory] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def _open(self, directory_id: str | None) -> directories.NodeDirectory:
+        where = Path(self._config.store), self._config.store_id, self._config.job_scope
+        if directory_id is not None:
+            try:  # what it had before it was restarted
+                return directories.open_node(*where, directory_id=directory_id)
+            except (errors.StoreInUseError, errors.StoreIncompleteError) as failure:
+                logger.warning("another directory of the store is taken: %s", failure)
+        return directories.open_node(*where)
 
     @property
     def directory_id(self) -> str:
@@ -95,37 +117,42 @@ class StorePart:
     @property
     def sums_path(self) -> Path:
         """Where checksums of bases are."""
-        return self._directory.path / "regions"
+        return self.path / REGIONS
 
     # -- starting
 
-    def open_again(self, state: StoreState, keeper: _native.Keeper) -> None:
-        """Without a keeper's memory: all bases to their newest versions, and to the new keeper. What the
-        registry does not name goes.
+    def open_again(self, state: StoreState, keeper: _native.Keeper) -> dict[int, str]:
+        """Without a keeper's memory: all bases to their newest versions, and to the new keeper.
+        What the registry does not name goes.
 
         Args:
             state: The regions that are homed here.
             keeper: A new one.
 
+        Returns:
+            Why regions are not here though they should be: files are missing, or not as they were
+            written. They are left as they are.
+
         Raises:
-            StoreDamagedError: A region's files are missing, or not as they were written.
-            NoSpaceError: No room to redo.
+            StoreError, NoSpaceError: The disk refuses to be read or written.
         """
         began_s = time.monotonic()
-        named = {each.record.region for each in state.regions}
-        for region in regions.regions_in(self._directory) - named:
-            regions.drop_region(self._directory, region)
-        layer_files.drop_all_but(self._directory, named)
-        n_blocks = 0
+        damaged: dict[int, str] = {}
+        self._drop_all_but({each.record.region for each in state.regions})
+        names, mapped = layer_files.scan_layers(self.path), mapped_files()
         for each in state.regions:
-            committed = {commit_id: version for version, commit_id in each.commits}
             region = each.record.region
-            n_blocks += redo.redo(self._directory, region, each.newest, committed)
-            fd = regions.open_base(self._directory, region)
+            try:
+                self._bring_back(self.path, each, names.get(region, []), mapped)
+                fd = self._base_of(each.record)
+            except (errors.StoreDamagedError, errors.StoreFormatError) as failure:
+                logger.error("%s cannot be opened: %s", label(region), failure)
+                damaged[region] = cause_of(failure)
+                continue
             try:
                 keeper.put_home(
                     region,
-                    each.newest,
+                    each.record.version,
                     each.record.base_address,
                     each.record.length_bytes,
                     fd,
@@ -134,9 +161,34 @@ class StorePart:
             finally:
                 os.close(fd)
         logger.info(
-            "the store's directory %s has brought back %d variables, %d blocks from their logs, in %.2f s",
-            *(self._directory.path, len(state.regions), n_blocks, time.monotonic() - began_s),
+            "the store's directory %s has brought back %d variables in %.2f s",
+            *(self.path, len(state.regions) - len(damaged), time.monotonic() - began_s),
         )
+        return damaged
+
+    def _drop_all_but(self, regions: set[int]) -> None:
+        """What another home has meanwhile, or nobody had ever heard of."""
+        for region in {*bases.bases_of(self.path), *layer_files.scan_layers(self.path)} - regions:
+            bases.drop_region(self.path, region)
+
+    @staticmethod
+    def _bring_back(
+        directory: Path, stored: StoredRegion, names: list[LayerName], mapped: set[FileId]
+    ) -> None:
+        """The base is at the newest version, and nobody maps it."""
+        region = stored.record.region
+        path = base_path(directory, region)
+        with disk.asking(path, "opening it"), disk.open_file(path) as fd:
+            is_mapped = id_of(fd) in mapped
+        if is_mapped:  # by who has an array of a session before: that stays as it is
+            replace_with_copy(directory, region)
+        committed = {commit_id: version for version, commit_id in stored.commits}
+        redo(directory, region, stored.record.version, committed, names=names)
+
+    def _base_of(self, record: RegionRecord) -> int:
+        path = base_path(self.path, record.region)
+        with disk.asking(path, "opening it"):
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def serve(self, engine: _native.Engine, outcome: Callable[[int], dict[int, int]]) -> None:
         """The engine runs: files that are there from before are looked after from now on.
@@ -148,26 +200,102 @@ class StorePart:
         self._engine = engine
         self._outcome = outcome
         now_s = time.monotonic()
-        for found in layer_files.all_layers(self._directory):
-            if found.version:
-                self._note(found.region, found.version, found.n_bytes, now_s)
-            else:
-                self._undecided[found.region, found.commit_id] = now_s
+        for names in layer_files.scan_layers(self.path).values():
+            for name in names:
+                if name.version:
+                    self._note(name, now_s)
+                else:
+                    self._undecided[name.region, name.commit_id] = now_s
         self._thread = threading.Thread(target=self._run, name="clamor-store", daemon=True)
         self._thread.start()
+
+    # -- directories of others
+
+    def free_directories(self) -> list[str]:
+        """Directories of this store at this node's path that no page server has open.
+
+        Raises:
+            StoreError: They cannot be looked at.
+        """
+        return directories.free_nodes(Path(self._config.store), self._config.store_id)
+
+    def take_directory(self, directory_id: str, state: StoreState) -> list[int]:
+        """Gets ready to be the home of what another directory has, which is locked until
+        ``drop_directory``. Again: as the first time.
+
+        Args:
+            directory_id: Its uuid.
+            state: The regions that are homed there.
+
+        Returns:
+            The regions whose files are whole: they are here, too, and the engine has them.
+
+        Raises:
+            StoreError: It cannot be opened, or the disk refuses something.
+            What the engine raises.
+        """
+        assert self._engine is not None
+        with self._taking:
+            other = self._taken.get(directory_id)
+            if other is None:
+                other = self._taken[directory_id] = self._open_that(directory_id)
+            names, mapped = layer_files.scan_layers(other.path), mapped_files()
+            return [
+                each.record.region
+                for each in state.regions
+                if self._take(other.path, each, names.get(each.record.region, []), mapped)
+            ]
+
+    def _open_that(self, directory_id: str) -> directories.NodeDirectory:
+        where = Path(self._config.store), self._config.store_id, self._config.job_scope
+        return directories.open_node(*where, directory_id=directory_id)
+
+    def _take(
+        self, source: Path, stored: StoredRegion, names: list[LayerName], mapped: set[FileId]
+    ) -> bool:
+        assert self._engine is not None
+        record = stored.record
+        with self._one(record.region):
+            try:
+                self._bring_back(source, stored, names, mapped)
+                bases.link_base(source, self.path, record.region)
+            except (errors.StoreDamagedError, errors.StoreFormatError) as failure:
+                logger.error("%s is not taken over: %s", label(record.region), failure)
+                return False
+            fd = self._base_of(record)
+            try:
+                where = record.version, record.base_address, record.length_bytes
+                home = _native.HomeFile(fd, *where, record.in_file)
+                self._engine.rebuild_from_file(record.region, home, record.term)
+            finally:
+                os.close(fd)
+        return True
+
+    def drop_directory(self, directory_id: str) -> None:
+        """All that a directory had is homed here: it goes. One that is gone is no error.
+
+        Raises:
+            StoreError: It cannot be deleted.
+        """
+        with self._taking:
+            other = self._taken.pop(directory_id, None)
+            if other is not None:
+                directories.remove_node(other)
 
     def close(self) -> None:
         """The session has ended, or this server: lets go of the directory. Idempotent."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
+        for other in self._taken.values():
+            other.close()
         self._noted.unlink(missing_ok=True)
         self._directory.close()
 
     # -- what is kept
 
     def keep(self, region: int) -> None:
-        """The region, which is whole here and not changed meanwhile, outlives this node from now on.
+        """The region outlives this process from now on. It is whole here, and does not change.
 
         Raises:
             FreedError: It is not here.
@@ -177,13 +305,9 @@ class StorePart:
         with self._one(region):
             home = self._home_file(region)
             try:
-                regions.keep_base(
-                    self._directory,
-                    region,
-                    home.fd,
-                    version=home.version,
-                    base_address=home.base_address,
-                    length_bytes=home.length_bytes,
+                bases.keep_base(
+                    *(self.path, region, home.fd),
+                    *(home.version, home.base_address, home.length_bytes),
                     in_file=home.in_file,
                 )
             finally:
@@ -196,7 +320,9 @@ class StorePart:
             NoSpaceError, StoreError: As ``keep``.
             FreedError: It is not staged here.
         """
-        if layer_files.has_layer(self._directory, region, commit_id):
+        with self._lock:
+            is_kept = (region, commit_id) in self._undecided
+        if is_kept:
             return
         self._write(region, commit_id, 0)
         with self._lock:
@@ -209,36 +335,39 @@ class StorePart:
             As ``keep_layer``.
         """
         with self._one(region):
-            n_bytes = self._write(region, commit_id, version)
+            self._write(region, commit_id, version)
+            layer_files.drop_layer(self.path, region, commit_id)
             with self._lock:
                 self._undecided.pop((region, commit_id), None)
-            self._note(region, version, n_bytes, time.monotonic())
+            self._note(LayerName(region, commit_id, version), time.monotonic())
 
-    def _write(self, region: int, commit_id: int, version: int) -> int:
+    def _write(self, region: int, commit_id: int, version: int) -> None:
         assert self._engine is not None
         fd, n_bytes = self._engine.layer_file(region, commit_id)
         try:
-            layer_files.write_layer(
-                self._directory, region, commit_id, fd, n_bytes, version=version
-            )
+            layer_files.write_layer(self.path, region, commit_id, fd, n_bytes, version=version)
         finally:
             os.close(fd)
-        return n_bytes
 
     def name(self, items: Iterable[Publication]) -> None:
-        """These commits were made: the layers that are here are never dropped before the base has them.
+        """These commits were made: their layers stay until the base has them.
 
         Raises:
             StoreError: The disk refuses it.
         """
         now_s = time.monotonic()
-        names = [(each.region, each.commit_id, each.version) for each in items]
+        items = list(items)
         with contextlib.ExitStack() as held:
-            for region in sorted({region for region, _, _ in names}):
+            for region in sorted({each.region for each in items}):
                 held.enter_context(self._one(region))
-            found = layer_files.name_committed(self._directory, names)
-            for each in found:
-                self._note(each.region, each.version, each.n_bytes, now_s)
+            with self._lock:
+                new = [each for each in items if (each.region, each.commit_id) in self._undecided]
+            # The others have their names, or are in a base that has come here since.
+            layer_files.name_committed(
+                self.path, [(each.region, each.commit_id, each.version) for each in new]
+            )
+            for each in new:
+                self._note(LayerName(each.region, each.commit_id, each.version), now_s)
                 with self._lock:
                     self._undecided.pop((each.region, each.commit_id), None)
 
@@ -246,15 +375,14 @@ class StorePart:
         """The commit was refused."""
         for region in regions_of_it:
             with self._one(region):
-                layer_files.drop_undecided(self._directory, region, commit_id)
+                layer_files.drop_layer(self.path, region, commit_id)
                 with self._lock:
                     self._undecided.pop((region, commit_id), None)
 
     def drop_region(self, region: int) -> None:
         """It is freed, or has another home."""
         with self._one(region):
-            regions.drop_region(self._directory, region)
-            layer_files.drop_layers(self._directory, region)
+            bases.drop_region(self.path, region)
             with self._lock:
                 self._layers.pop(region, None)
                 for name in [name for name in self._undecided if name[0] == region]:
@@ -269,9 +397,9 @@ class StorePart:
                 due = [region for region, layers in self._layers.items() if _is_due(layers, now_s)]
                 old = [name for name, at_s in self._undecided.items() if now_s - at_s > UNDECIDED_S]
             for region in due:
-                self._try(region, lambda region=region: self.checkpoint(region))
+                self._try(region, functools.partial(self.checkpoint, region))
             for name in old:
-                self._try(name[0], lambda name=name: self._settle(*name))
+                self._try(name[0], functools.partial(self._settle, *name))
 
     def _try(self, region: int, work: Callable[[], object]) -> None:
         if self._stopping.is_set():
@@ -307,7 +435,7 @@ class StorePart:
                 return
             try:
                 if home.version >= versions[0]:
-                    redo.checkpoint(self._directory, region, home.fd, home.version)
+                    checkpoint(self.path, region, home.fd, home.version)
                     self._forget(region, home.version)
                 elif self._kept_bytes(region) > home.length_bytes + MERGE_BYTES:
                     self._merge(region, home.version, versions[-1])
@@ -318,15 +446,16 @@ class StorePart:
 
     def _merge(self, region: int, above: int, up_to: int) -> None:
         """The base is leased at an older version for long: its layers become one."""
-        merged = redo.merge(self._directory, region, above, up_to)
+        merged = merge(self.path, region, above, up_to)
         self._wait(region)
         if merged is None:
             return
+        n_bytes = os.stat(merged).st_size
         with self._lock:
             layers = self._layers[region]
             for version in [each for each in layers.bytes_of if above < each <= up_to]:
                 del layers.bytes_of[version]
-            layers.bytes_of[up_to] = merged
+            layers.bytes_of[up_to] = n_bytes
 
     def _settle(self, region: int, commit_id: int) -> None:
         """Whose a layer is that nobody has named or dropped."""
@@ -356,12 +485,15 @@ class StorePart:
         assert self._engine is not None
         return self._engine.home_file(region)
 
-    def _note(self, region: int, version: int, n_bytes: int, now_s: float) -> None:
+    def _note(self, name: LayerName, now_s: float) -> None:
+        """A layer has its committed name."""
+        with disk.asking(path := layer_path(self.path, name), "looking at it"):
+            n_bytes = os.stat(path).st_size
         with self._lock:
-            layers = self._layers.setdefault(region, _Layers())
+            layers = self._layers.setdefault(name.region, _Layers())
             if not layers.bytes_of:
                 layers.since_s = now_s
-            layers.bytes_of[version] = n_bytes
+            layers.bytes_of[name.version] = n_bytes
 
     def _forget(self, region: int, up_to: int) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from clamor_ray._native.client import HomeFile
 from clamor_ray._protocol.messages import LocateAnswer, LookupAnswer, RegionRecord, RepairSet
 from clamor_ray.actors.lost_homes.task_end_log import TaskEnd
 
@@ -34,6 +35,7 @@ class EventKind(enum.IntEnum):
     NEED_SETTLED = 13
     NEED_REPAIR = 14
     NEED_FILE = 15
+    NEED_DURABLE = 16
 
 
 class Answer(enum.IntEnum):
@@ -117,6 +119,9 @@ class EngineLike(Protocol):
         members: Sequence[tuple[int, int, int]],
         is_mirror: bool,
     ) -> None: ...
+    def home_file(self, region: int) -> HomeFile: ...
+    def layer_file(self, region: int, commit_id: int) -> tuple[int, int]: ...
+    def layer_durable(self, region: int, commit_id: int, ok: bool) -> None: ...
 
 
 class Resolver(Protocol):

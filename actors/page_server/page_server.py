@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -49,12 +50,14 @@ from clamor_ray._protocol.messages import (
     ServerConfig,
     ServerInfo,
     ServerReport,
+    StoreState,
 )
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.ray_state import GONE
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray.actors.lost_homes.repairs import Staged
+from clamor_ray.actors.node_store.store_part import StorePart
 from clamor_ray.actors.page_server import keepers
 from clamor_ray.actors.page_server.away import AwayWatch, old_homes
 from clamor_ray.actors.page_server.engine_like import Settings
@@ -159,7 +162,7 @@ class PageServer:
 
     @property
     def _place(self) -> str:
-        """Whose this server is: its directory of the store, where there is one; else "", its node."""
+        """The directory of the store that this server is known by; "": it is known by its node."""
         return self._store.directory_id if self._store is not None else ""
 
     def _keeper_socket(self, config: ServerConfig, server_id: int) -> str:
@@ -208,12 +211,14 @@ class PageServer:
             server_id = registry.renew_server(node_id, server_id, NO_KEEPER)
         self._keeper_name = self._keeper_socket(config, server_id)
         self._keeper = keeper or keepers.start_keeper(self._keeper_name, config.orphan_timeout_s)
+        damaged: dict[int, str] = {}
+        is_cold = keeper is None and self._store is not None
         if keeper is None and self._store is not None:
-            self._open_again(self._store, registry.store_state(server_id))
+            damaged = self._open_again(self._store, registry.store_state(server_id))
         name = names.server_socket(config.job_scope, node_id, config.sockets_below)
         # Before the engine takes back what the keeper has: that may drop history for want of room.
         floors = registry.floors_at(server_id)
-        self._engine = self._take_back(config, name, server_id, floors)
+        self._engine = self._take_back(config, name, server_id, floors, is_cold)
         self._held_keepers.release()
         self._pins = PinnedObjects(self._engine, self._registry, node_id)
         self._file_reads = FileReads(
@@ -250,8 +255,8 @@ class PageServer:
             self._moved_homes.adopt,
         )
         if self._store is not None:
-            ask_outcome = lambda commit_id: self._ask("outcome", commit_id, timeout_s=CALL_S)
-            self._store.serve(self._engine, ask_outcome)
+            outcome = functools.partial(self._ask, "outcome", timeout_s=CALL_S)
+            self._store.serve(self._engine, outcome)
         self._pins.pin_all_again(registry.shared_at(server_id), config.fault_timeout_s / 2)
         port = self._on_loop(self._core.start(host, 0, names.news_socket(name)), START_LOOP_S)
         info = ServerInfo(
@@ -262,7 +267,10 @@ class PageServer:
             socket_name=name,
             library_version=LIBRARY_VERSION,
             pid=os.getpid(),
+            directory=self._place,
         )
+        if is_cold:
+            registry.store_damaged(server_id, damaged)
         self._info = registry.register_server(info)
         logger.info("page server %#x listens at %s:%d", server_id, host, port)
         ask = self._ask
@@ -272,7 +280,12 @@ class PageServer:
         self._away.start()
 
     def _take_back(
-        self, config: ServerConfig, name: str, server_id: int, floors: dict[int, int]
+        self,
+        config: ServerConfig,
+        name: str,
+        server_id: int,
+        floors: dict[int, int],
+        is_cold: bool,
     ) -> _native.Engine:
         """The engine, with all that the keeper has.
 
@@ -309,7 +322,8 @@ class PageServer:
                 floors=floors,
                 library_version=LIBRARY_VERSION,
                 durable=store is not None,
-                sums_directory=str(store.sums_path) if store is not None else "",
+                cold=is_cold,
+                sums_directory=str(store.sums_path) if store is not None else None,
             )
         except errors.HomeLostError:
             self._keeper.quit()
@@ -337,10 +351,10 @@ class PageServer:
                     logger.error("a keeper cannot be started; again in %g s: %r", pause_s, failure)
             time.sleep(pause_s)
 
-    def _open_again(self, store: StorePart, state: StoreState) -> None:
+    def _open_again(self, store: StorePart, state: StoreState) -> dict[int, str]:
         """See ``StorePart.open_again``; where that fails, nothing is left of the keeper."""
         try:
-            store.open_again(state, self._keeper)
+            return store.open_again(state, self._keeper)
         except BaseException:
             self._keeper.quit()
             raise
@@ -514,6 +528,19 @@ class PageServer:
         """See ``StorePart.keep``: a region is sealed, in a session with a store."""
         if self._store is not None:
             self._store.keep(region)
+
+    def free_directories(self) -> list[str]:
+        """See ``StorePart.free_directories``."""
+        return self._store.free_directories() if self._store is not None else []
+
+    def take_directory(self, directory: str, state: StoreState) -> list[int]:
+        """See ``StorePart.take_directory``."""
+        return self._store.take_directory(directory, state) if self._store is not None else []
+
+    def drop_directory(self, directory: str) -> None:
+        """See ``StorePart.drop_directory``."""
+        if self._store is not None:
+            self._store.drop_directory(directory)
 
     def _fetch(self, commit_id: int, region: int, from_server: int, layer_bytes: int) -> None:
         what = f"Taking the changed blocks of {label(region)} at their home"

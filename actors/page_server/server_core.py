@@ -93,6 +93,9 @@ class ServerCore:
         settings: Deadlines and bounds.
         keeper_lost: Called when the keeper has died, and again where it raises; it must not wait.
         file_wanted: Called for each range of a file that is to be read; it must not wait.
+        durable_wanted: Called with region, commit id and version of a layer that is to be in a
+            synced file before it is applied; it must not wait. Answered by the engine's
+            ``layer_durable``; what is not answered is asked again. None: the engine does not ask.
     """
 
     def __init__(
@@ -105,10 +108,12 @@ class ServerCore:
         settings: Settings = DEFAULTS,
         keeper_lost: Callable[[], None] = lambda: None,
         file_wanted: Callable[[], None] = lambda: None,
+        durable_wanted: Callable[[int, int, int], None] | None = None,
     ) -> None:
         self._engine = engine
         self._keeper_lost = keeper_lost
         self._file_wanted = file_wanted
+        self._durable_wanted = durable_wanted
         self._resolver = resolver
         self._server_id = server_id
         self._secret = secret
@@ -296,6 +301,8 @@ class ServerCore:
                     self._background.spawn(self._report_end(event.text, end))
             elif kind == EventKind.NEED_FILE:
                 self._file_wanted()
+            elif kind == EventKind.NEED_DURABLE and self._durable_wanted is not None:
+                self._durable_wanted(event.region, event.commit_id, event.version)
             elif kind == EventKind.LOG:
                 logger.warning("%s", event.text)
             elif kind == EventKind.THRASHING:

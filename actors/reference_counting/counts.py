@@ -36,6 +36,7 @@ class ReferenceCounts:
         self._is_named = is_named
         self._made: set[bytes] = set()  # given out, and of no region yet
         self._region_of: dict[bytes, int] = {}
+        self._of_uncounted: dict[bytes, int] = {}  # the same, of regions that are not counted
         self._anchors_of: dict[int, set[bytes]] = {}  # of all that are counted
         self._without: set[int] = set()  # counted, and without an anchor
         self._freed: set[int] = set()  # what was read of them holds what is inside
@@ -45,11 +46,11 @@ class ReferenceCounts:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to look after."""
-        return not self._made and not self._anchors_of
+        return not self._made and not self._anchors_of and not self._of_uncounted
 
     def anchors(self) -> list[bytes]:
         """All that are known, for a look at which of them are alive."""
-        return [*self._made, *self._region_of]
+        return [*self._made, *self._region_of, *self._of_uncounted]
 
     def made(self, anchors: Iterable[bytes]) -> None:
         """Anchors are given out."""
@@ -75,16 +76,26 @@ class ReferenceCounts:
         self._region_of[anchor] = region
 
     def _note_inside(self, region: int, inside: Iterable[bytes]) -> None:
+        # Of those that are not counted nothing need be held on.
         known = (self._region_of.get(each) for each in inside)
         regions = tuple({each for each in known if each is not None and each != region})
         if regions and region not in self._inside:
             self._inside[region] = regions
             self._n_outside.update(regions)
 
+    def regions_of(self, anchors: Iterable[bytes]) -> set[int] | None:
+        """The regions that these anchors are of; None where one is not known: from before a restart
+        of the registry, or of another session."""
+        regions = {self._region_of.get(each, self._of_uncounted.get(each)) for each in anchors}
+        return {region for region in regions if region is not None} if None not in regions else None
+
     def hold(self, region: int, anchor: bytes) -> None:
-        """One more anchor of a region; of no effect where its references are not counted."""
+        """One more anchor of a region; it holds nothing where its references are not counted."""
         anchors = self._anchors_of.get(region)
         if anchors is None or region in self._freed:
+            if anchors is None:
+                self._made.discard(anchor)
+                self._of_uncounted[anchor] = region
             return
         self._made.discard(anchor)
         self._region_of[anchor] = region
@@ -132,6 +143,7 @@ class ReferenceCounts:
             if anchor in alive:
                 continue
             self._made.discard(anchor)
+            self._of_uncounted.pop(anchor, None)
             region = self._region_of.pop(anchor, None)
             if region is not None:
                 anchors = self._anchors_of[region]

@@ -24,9 +24,11 @@ from clamor_ray._protocol.messages import (
     RegionRecord,
     ServerInfo,
     ServerLost,
+    StoreState,
     Write,
 )
 from clamor_ray._protocol.source import Source, make_again
+from clamor_ray.actors.commits.commits import NotKnownYet
 from clamor_ray.actors.lost_homes.repairs import Staged
 from clamor_ray.actors.registry.registry_core import RegistryCore
 
@@ -232,6 +234,17 @@ class RayHomes:
     async def take_drop(self, taker: int, region: int, attempt: int) -> None:
         await self._call(taker, "take_drop", region, attempt, about=self._of(region))
 
+    async def free_directories(self, server_id: int) -> list[str]:
+        return list(await self._call(server_id, "free_directories", about="of a store"))
+
+    async def take_directory(self, server_id: int, directory: str, state: StoreState) -> list[int]:
+        about = f"that takes the directory node-{directory} over"
+        return list(await self._call(server_id, "take_directory", directory, state, about=about))
+
+    async def drop_directory(self, server_id: int, directory: str) -> None:
+        about = f"that has taken the directory node-{directory} over"
+        await self._call(server_id, "drop_directory", directory, about=about)
+
     def make_again(self, server_id: int, source: Source) -> list[Any]:
         task = ray.remote(_make).options(name="clamor source", num_returns=2, **self._on(server_id))
         return list(task.remote(source.what, source.digest))
@@ -266,7 +279,7 @@ class RayHomes:
         await self._before_told()
         handle = self._handles.get(home)
         if handle is None:
-            raise errors.ServerUnavailableError(f"The page server {home:#x} is not known yet.")
+            raise NotKnownYet(f"The page server {home:#x} is not known yet.")
         try:
             return await answer_of(getattr(handle, method).remote(*arguments))
         except ActorDiedError as failure:

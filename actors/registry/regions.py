@@ -40,7 +40,7 @@ from clamor_ray.actors.registry.region_ends import RegionEnds
 from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 from clamor_ray.actors.registry.servers import PageServers
 from clamor_ray.actors.registry.spare_regions import SpareRegions
-from clamor_ray.actors.window.address_claims import AddressClaims
+from clamor_ray.actors.window.address_claims import AddressClaims, Claim, Range
 
 logger = logging.getLogger("clamor_ray.registry")
 
@@ -60,11 +60,21 @@ class AddressRoom:
     Args:
         core: Knows which addresses and ids are ours.
         claims: The cluster's log of who has which.
+        taken: Is told of all that the session has, before it is used.
+        first_id: The first id of a region, by the session's first claim.
     """
 
-    def __init__(self, core: RegistryCore, claims: AddressClaims) -> None:
+    def __init__(
+        self,
+        core: RegistryCore,
+        claims: AddressClaims,
+        taken: Callable[[list[Range]], object] = lambda ranges: None,
+        first_id: Callable[[Claim], int] = lambda claim: claim.region_ids + 1,
+    ) -> None:
         self._core = core
         self._claims = claims
+        self._taken = taken
+        self._first_id = first_id
         self._claiming = asyncio.Lock()
         self._n_claims = 0  # that the core knows
 
@@ -86,10 +96,11 @@ class AddressRoom:
                         f"{type(failure).__name__}: {failure}.".replace(": .", "."),
                         hint="It is in Ray's GCS: see its log, and try again.",
                     ) from failure
+                self._taken([(claim.begin, claim.end) for claim in claims])
                 for claim in claims:  # those that are known change nothing
                     self._core.addresses.acquire(claim.begin, claim.end)
                 self._n_claims = len(claims)
-                self._core.ids_from(claims[0].region_ids + 1)
+                self._core.ids_from(self._first_id(claims[0]))
 
 
 class Regions:
@@ -109,6 +120,8 @@ class Regions:
         background: Where spare regions are looked after.
         forget: Are told of a region that is freed or abandoned.
         count: Is told how the references to a region that is sealed are counted.
+        inside: By anchors, what is written down to be inside of a region that is sealed.
+        all_on_disk: All regions are, whoever asks.
         keep: Has a home (server, region) bring a region to its disk before it is sealed; None:
             that is not wanted.
     """
@@ -129,6 +142,8 @@ class Regions:
         background: BackgroundTasks,
         forget: Iterable[Callable[[int], object]],
         count: Callable[[int, Counted], object],
+        inside: Callable[[Iterable[bytes]], Iterable[int]] = lambda anchors: (),
+        all_on_disk: bool = False,
         keep: Callable[[int, int], Awaitable[None]] | None = None,
     ) -> None:
         self._core = core
@@ -144,6 +159,8 @@ class Regions:
         self._background = background
         self._forget = tuple(forget)
         self._count = count
+        self._inside = inside
+        self._all_on_disk = all_on_disk
         self._keep_at = keep
         self._keeping: dict[int, asyncio.Task[None]] = {}  # by region
         self._n_begins: dict[int, int] = {}  # by home
@@ -211,6 +228,7 @@ class Regions:
             See ``create``.
         """
         info = await self._servers.ensure(node_id)
+        layout = layout._replace(on_disk=layout.on_disk or self._all_on_disk)
         self._abandon_stale()
         if self._core.requested(request_id) is None:
             groups = groups_of(length_bytes, layout)
@@ -246,6 +264,7 @@ class Regions:
         self._ends.carry_out(self._core.abandon_stale(now_s - CREATING_S))
         if (again := self._core.requested(request_id)) is not None:
             return again, False
+        on_disk = on_disk or self._all_on_disk
         made = (length_bytes, server_id, time.monotonic(), request_id, on_disk)
         return self._core.create_region(*made), True
 
@@ -327,7 +346,8 @@ class Regions:
         if self._core.state(region) is RegionState.CREATING:
             self._core.check_seal(region)
             self._check_pieces(region)
-            self._journal.seal(region, source, created)
+            inside = self._inside(counted.inside) if counted is not None else ()
+            self._journal.seal(region, source, created, inside)
         elif created is not None:
             self._core.check_seal(region)
             self._journal.create_region(*created)

@@ -26,7 +26,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,7 @@ from clamor_ray.actors.registry.registry_core import RegionState, RegistryCore
 from clamor_ray.actors.registry.servers import PageServers
 from clamor_ray.actors.registry.variable_names import VariableNames
 from clamor_ray.actors.registry.versions import Versions
+from clamor_ray.actors.store.stored_homes import StoredHomes
 from clamor_ray.actors.window.address_claims import REGION_IDS, AddressClaims, Range, RayTable
 from clamor_ray.actors.window.address_space import AddressSpace
 
@@ -189,13 +190,27 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         """What must outlive this process."""
         return Journal(directory)
 
+    def _check_is_new(self, directory: Path) -> None:
+        self._claims.check_is_new(directory)
+
+    def _address_room(self) -> AddressRoom:
+        return AddressRoom(self._core, self._claims)
+
+    def _inside_of(self, anchors: Iterable[bytes]) -> Iterable[int]:
+        """What the journal is told to be inside of a region, by anchors: it asks only for what
+        outlives all references."""
+        return ()
+
     def _start(self, directory: Path, avoid: Sequence[Range], is_restart: bool) -> None:
         """Makes the services, each of those that it stands on."""
         config, timeout_s = self._config, self._config.control_timeout_s
         self._directory = directory
-        claims = AddressClaims(RayTable(), config.job_scope, journals.has_ended, avoid)
+        self._claims = AddressClaims(
+            *(RayTable(), config.job_scope, journals.has_ended, avoid),
+            is_lasting=bool(config.store),
+        )
         if not is_restart:
-            claims.check_is_new(directory)
+            self._check_is_new(directory)
 
         def label(region: int) -> str:
             return self._names.label(region)  # which stand on those that are made with this
@@ -215,11 +230,12 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         late = self._late = LateWrites(core, journal, background)
         liveness = self._liveness = Liveness(core, log, handles, late)
         ends = self._ends = RegionEnds(core, handles, late, liveness, background, journal.synced)
-        homes = RayHomes(
+        homes = self._homes = RayHomes(
             *(core, handles, liveness.lose, liveness.examine, label), before_told=journal.synced
         )
         losses = self._losses = Losses()
         held, unheard = HeldCommits(), UnheardHomes()
+        stored = self._stored_homes = StoredHomes(core, log, journal, losses, unheard)
         commits = self._commits = Commits(
             log,
             journal,
@@ -239,6 +255,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         )
 
         def has_more(server_id: int) -> None:
+            stored.server_here(server_id)
             lineage.server_here(server_id)
             self._separations.look()
 
@@ -248,6 +265,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             is_leaving=lambda server_id: self._drains.is_leaving(server_id),
             is_suspected=lambda server_id: self._servers.is_suspected(server_id),
             make_room=lambda *what: self._full_nodes.make_room(*what),
+            stored=stored,
         )
         self._switches = Switches(
             *(core, log, journal, homes, held, losses, unheard),
@@ -281,6 +299,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             ends=ends,
             here=has_more,
             background=background,
+            returned=stored.returned,
         )
         self._full_nodes = FullNodes(
             *(core, self._moves, self._drains, self._servers.room, timeout_s, label)
@@ -315,7 +334,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             core=core,
             log=log,
             journal=journal,
-            room=AddressRoom(core, claims),
+            room=self._address_room(),
             servers=self._servers,
             handles=handles,
             ends=ends,
@@ -326,6 +345,8 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             forget=[*forget, self._names.region_freed, counts.forget],
             keep=homes.keep if self.KEEPS else None,
             count=lambda region, counted: counts.begin(region, counted.anchor, counted.inside),
+            inside=self._inside_of,
+            all_on_disk=bool(config.store),
         )
         self._anchors = RayAnchors(counts, self._regions.free_unheld, background)
         self._meetings, self._news, self._task_ends = Meetings(), News(log), TaskEndLog()
@@ -354,6 +375,8 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             saved.lost,
             time.monotonic(),
             (saved.next_region - 1) // REGION_IDS * REGION_IDS + 1,
+            saved.directories,
+            awaits_homes=bool(self._config.store),
         )
         for lost in saved.lost:
             self._log.server_lost(lost.server_id)
@@ -409,6 +432,10 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
     async def scope(self) -> str:
         """The session's."""
         return self._config.job_scope
+
+    async def store(self) -> str:
+        """Where the session outlives its cluster; "": nowhere."""
+        return self._config.store
 
     async def report(self) -> SessionReport:
         """What the session is.
@@ -481,7 +508,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
 
     async def begin_server(self, node_id: str, directory: str = "") -> tuple[int, bool]:
         """See ``PageServers.begin``; a directory there is only in a session with a store."""
-        return self._servers.begin(node_id)
+        return self._servers.begin(node_id, directory)
 
     async def renew_server(self, node_id: str, server_id: int, reason: str, n_old: int = 0) -> int:
         """See ``PageServers.renew``."""

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -43,10 +42,11 @@ from clamor_ray._protocol.messages import (
     RegionUnknown,
     ServerInfo,
     ServerLost,
+    ServerRestarting,
 )
-from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.refusals import IllegalTransition, NoSuchRegion, NoSuchServer
 from clamor_ray._redundancy.groups import PieceLayout, groups_of, lengths_of
+from clamor_ray.actors.process.lives import Lives
 from clamor_ray.actors.window.address_space import AddressSpace
 
 FIRST_VERSION = 0  # the state after no commit; what the engine gives a new home
@@ -159,7 +159,9 @@ class RegistryCore:
         # By state, so that no call walks over all regions.
         self._creating: dict[int, None] = {}  # the oldest first
         self._ending: set[int] = set()  # FREED or DROPPING
-        self._nodes: dict[int, str] = {}  # by the id of their first page server
+        self._awaited: set[int] = set()  # see `awaited`
+        self.lives = Lives(self._lost)
+        self.server_id_at, self.server_id_now = self.lives.at, self.lives.now
         self._heading: Counter[tuple[int, int]] = Counter()  # (region, its next home)
 
     # -- regions
@@ -379,7 +381,7 @@ class RegistryCore:
         was = entry.state
         self._move(entry, RegionEvent.ABANDON_LEASED if leased else RegionEvent.ABANDON)
         if was is RegionState.CREATING:
-            entry.known_to |= self._heirs(entry.homes)
+            entry.known_to |= self.lives.heirs(entry.homes, self._servers)
         if was is RegionState.READY or (was is RegionState.CREATING and leased):
             return self._retire(entry)
         return self._drop(entry) if was is RegionState.CREATING else ()
@@ -495,7 +497,8 @@ class RegistryCore:
             NoSuchServer: It was declared lost; its regions are gone for good.
         """
         self.check_not_lost(info.server_id)
-        self._nodes[server_id_of(info.node_id)] = info.node_id
+        self.lives.note(info)
+        self._awaited.discard(info.server_id)
         before = self._servers.get(info.server_id)
         known = replace(info, epoch=before.epoch + 1 if before else 1)
         self._servers[info.server_id] = known
@@ -507,21 +510,6 @@ class RegistryCore:
         )
         return known, orders
 
-    def server_id_at(self, node_id: str) -> int:
-        """The id of the node's page server now: one that was lost never comes back under its own,
-        but the node does, under another."""
-        self._nodes[server_id_of(node_id)] = node_id
-        return next(
-            server_id
-            for life in itertools.count()
-            if (server_id := server_id_of(node_id, life)) not in self._lost
-        )
-
-    def server_id_now(self, first_id: int) -> int:
-        """The same, for who knows the id of the node's first page server only."""
-        node_id = self._nodes.get(first_id)
-        return first_id if node_id is None else self.server_id_at(node_id)
-
     def server_moved(self, info: ServerInfo) -> None:
         """Where a server says that it is, when the last time it registered was forgotten."""
         if info.server_id in self._servers:
@@ -532,6 +520,7 @@ class RegistryCore:
         if server_id in self._lost:
             return ()
         self._lost[server_id] = ServerLost(server_id, reason)
+        self._awaited.discard(server_id)
         self._servers.pop(server_id, None)
         orders: list[Retire] = []
         for entry in list(self._regions.values()):
@@ -549,6 +538,8 @@ class RegistryCore:
         """Where the server was when it last registered, or that it is lost."""
         if server_id in self._lost:
             return self._lost[server_id]
+        if server_id in self._awaited:
+            return ServerRestarting(server_id)
         info = self._servers.get(server_id)
         return info or ServerLost(server_id, "no such page server ever registered")
 
@@ -561,6 +552,11 @@ class RegistryCore:
         """All that are registered and not lost."""
         return tuple(self._servers.values())
 
+    def awaited(self) -> tuple[int, ...]:
+        """Homes of a store that have not registered since it was opened, and are not known to be
+        lost: they are as servers that are being started again."""
+        return tuple(self._awaited)
+
     # -- after a restart
 
     def restore(
@@ -571,6 +567,8 @@ class RegistryCore:
         lost: Iterable[ServerLost],
         now_s: float,
         first_region: int = 1,
+        directories: Iterable[tuple[int, str, str]] = (),
+        awaits_homes: bool = False,
     ) -> tuple[Retire, ...]:
         """Takes back what the journal held; the first event of a new core.
 
@@ -584,12 +582,17 @@ class RegistryCore:
             lost: Those that are.
             now_s: As in ``create_region``: unsealed regions get their time anew.
             first_region: The first id that this session ever gave.
+            directories: (server id, directory, node) of the servers of a store, lost ones too.
+            awaits_homes: Homes that are not lost register by and by. See ``awaited``.
         """
         self._next_region = next_region
         self._first_region = first_region
         self._servers = {info.server_id: info for info in servers}
-        self._nodes = {server_id_of(info.node_id): info.node_id for info in self._servers.values()}
-        self._lost = {server.server_id: server for server in lost}
+        self._lost.update((server.server_id, server) for server in lost)
+        for info in self._servers.values():
+            self.lives.note(info)
+        for known in directories:
+            self.lives.know(*known)
         orders: list[Retire] = []
         for record, state, request_id in regions:
             self._reserve(record)
@@ -600,13 +603,16 @@ class RegistryCore:
                 state=state,
                 known_to=set(self._servers),
             )
+            if awaits_homes:
+                self._awaited |= self._alive(entry.homes) - self._servers.keys()
+                entry.known_to |= self._alive(entry.homes)
             self._regions[record.region] = entry
             self._note_state(entry)
             if request_id:
                 self._by_request[request_id] = record.region
             if state is RegionState.FREED:
-                entry.waits_for = set(self._servers)
-                orders += [Retire(server, record.region, False) for server in self._servers]
+                entry.waits_for = set(entry.known_to)
+                orders += [Retire(server, record.region, False) for server in entry.waits_for]
                 orders += self._drained(entry)
             elif state is RegionState.DROPPING:
                 orders += self._drop(entry)
@@ -761,7 +767,8 @@ class RegistryCore:
         return self._drop(entry)
 
     def _drop(self, entry: _Region) -> tuple[Retire, ...]:
-        entry.waits_for = self._alive(entry.homes) | self._heirs(entry.homes)
+        heirs = self.lives.heirs(entry.homes, self._servers)
+        entry.waits_for = self._alive(entry.homes) | heirs
         orders = tuple(
             Retire(server, entry.record.region, force=True) for server in sorted(entry.waits_for)
         )
@@ -784,16 +791,3 @@ class RegistryCore:
 
     def _alive(self, servers: Iterable[int]) -> set[int]:
         return {server for server in servers if server not in self._lost}
-
-    def _heirs(self, homes: Iterable[int]) -> set[int]:
-        """Servers that have joined again in place of lost homes: who had asked for a region before
-        may have gone on there."""
-        heirs = set()
-        for lost in self._lost.keys() & homes:
-            for node_id in self._nodes.values():
-                lives = (server_id_of(node_id, life) for life in itertools.count())
-                until_now = list(itertools.takewhile(self._lost.__contains__, lives))
-                now = server_id_of(node_id, len(until_now))
-                if lost in until_now and now in self._servers:
-                    heirs.add(now)
-        return heirs

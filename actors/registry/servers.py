@@ -51,6 +51,8 @@ STOP_PAUSE_S: Final = 0.2
 LEAVE_S: Final = 30.0  # a server that is to end may have to end connections first
 ROOM_S: Final = 3.0  # somebody waits for memory
 NAME_S: Final = 5.0  # until Ray has forgotten the name of an actor that was killed
+ELSEWHERE: Final = "its node's page server has another directory of the store now"
+TAKEN: Final = "its directory has gone to another node"
 RENEWED = "it has joined again as another one, without what it held"
 
 
@@ -67,6 +69,8 @@ class PageServers:
         liveness: Which are lost.
         ends: Carries out what one that registers must catch up with.
         here: Is told the id of each that registers, or is found again.
+        returned: Is told of each that registers, before it counts as registered: what is in its
+            directory of a store is homed there again.
         background: Where nodes get another one.
     """
 
@@ -83,6 +87,7 @@ class PageServers:
         ends: RegionEnds,
         here: Callable[[int], object],
         background: BackgroundTasks,
+        returned: Callable[[ServerInfo], object] = lambda info: None,
     ) -> None:
         self._config = config
         self._core = core
@@ -93,6 +98,7 @@ class PageServers:
         self._liveness = liveness
         self._ends = ends
         self._here = here
+        self._returned = returned
         self._background = background
         self._starting: dict[str, asyncio.Lock] = {}
         self._starts: dict[str, asyncio.Future[ServerInfo]] = {}  # by node
@@ -178,7 +184,8 @@ class PageServers:
             try:
                 return await self._started(node_id, handle)
             except errors.ClamorError:
-                self._handles.pop(server_id, None)
+                for each in {server_id, self._core.server_id_at(node_id)}:
+                    self._handles.pop(each, None)
                 with contextlib.suppress(RayError, ValueError):
                     ray.kill(handle)
                 raise
@@ -227,7 +234,7 @@ class PageServers:
         """
         await self.check_alive(node_id)
         server_id = self._core.server_id_at(node_id)
-        had_one = server_id != names.server_id_of(node_id)
+        had_one = self._core.lives.has_lost_one(node_id)
         if not had_one or isinstance(self._core.locate(server_id), ServerInfo):
             return False
         await self.ensure(node_id)
@@ -260,7 +267,7 @@ class PageServers:
         new = []
         for node_id in alive.difference(leaving):
             server_id = self._core.server_id_at(node_id)
-            if server_id == names.server_id_of(node_id) and not is_leaving(server_id):
+            if not self._core.lives.has_lost_one(node_id) and not is_leaving(server_id):
                 new.append(node_id)
         await self.ensure_at(new, SPREAD_START_S)
 
@@ -332,14 +339,41 @@ class PageServers:
         else:
             self._start_troubles[node_id] = failure
 
-    def begin(self, node_id: str) -> tuple[int, bool]:
+    def is_starting(self, server_id: int) -> bool:
+        """Whether a node's page server is being started that would register under this id."""
+        return any(self._core.server_id_at(node_id) == server_id for node_id in self._starts)
+
+    def begin(self, node_id: str, directory: str = "") -> tuple[int, bool]:
         """Called by a page server that starts.
 
+        Args:
+            node_id: Ray's hex id of its node.
+            directory: In a session with a store: the uuid of the directory that it has locked.
+
         Returns:
-            Its id, and whether it has served under it before: then a keeper has what it held.
+            Its id, and whether it has served under it before: then a keeper has what it held. Of a
+            store: since that was opened.
         """
+        if directory:
+            self._take(node_id, directory)
         server_id = self._core.server_id_at(node_id)
         return server_id, isinstance(self._core.locate(server_id), ServerInfo)
+
+    def _take(self, node_id: str, directory: str) -> None:
+        """Nobody else has the directory, and the node's page server has no other one: whoever is
+        taken for that has ended."""
+        before = self._core.server_id_at(node_id)
+        handle = self._handles.get(before)
+        if self._core.lives.directory_at(node_id) != directory:
+            if isinstance(self._core.locate(before), ServerInfo):
+                self._liveness.lose(before, ELSEWHERE, is_there=True)
+            for server_id in self._core.lives.of_directory(directory):
+                if isinstance(self._core.locate(server_id), ServerInfo):
+                    self._liveness.lose(server_id, TAKEN)
+        self._core.lives.take(node_id, directory)
+        if (now := self._core.server_id_at(node_id)) != before and handle is not None:
+            self._handles.pop(before, None)
+            self._handles[now] = handle
 
     def renew(self, node_id: str, server_id: int, reason: str, n_old: int = 0) -> int:
         """Called by a page server that has lost what it held: it joins again as another one. What
@@ -373,6 +407,8 @@ class PageServers:
 
         Raises:
             VersionMismatchError: It is another build than the driver's.
+            ServerUnavailableError: The session has a store, and it does not say which directory it
+                has there: it begins again.
             NoSuchServer: It was declared lost, and joins again under another id.
             JournalFullError: It is new, and cannot be written down.
         """
@@ -382,8 +418,17 @@ class PageServers:
                 f"the driver {self._config.library_version}."
             )
         self._core.check_not_lost(info.server_id)
+        if not info.directory and info.server_id == self._core.server_id_at(info.node_id):
+            info = replace(info, directory=self._core.lives.directory_at(info.node_id))
+        if self._config.store and not info.directory:
+            raise errors.ServerUnavailableError(
+                f"The page server of node {info.node_id} registers without its directory in the "
+                "store.",
+                hint="The registry has been started again meanwhile: it has to begin again.",
+            )
         if not isinstance(self._core.locate(info.server_id), ServerInfo):
             self._save_new_server(info)
+        self._returned(info)
         known, orders = self._core.server_registered(info)
         if info.server_id not in self._handles:  # the registry died while it started
             name = names.page_server_name(self._config.job_scope, info.node_id)

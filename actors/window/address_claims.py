@@ -12,12 +12,17 @@ a process may still look at arrays of that session. It keeps their addresses
 (`pagecache_c/client/mapping/ended.c`), so such a map is refused there (`AddressClashError`), and no
 byte is ever shown for another.
 
+A session with a store has the same addresses whenever its store is opened: `claim_exactly` takes
+them, or says which session has them now. That two stores want the same ones is made unlikely: such
+a session takes its first part at a random place of the window, and the next behind it.
+
 Pure but for `RayTable`.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -112,6 +117,10 @@ class Claim:
         return self.number * REGION_IDS
 
 
+def _overlap(one: Range, other: Range) -> bool:
+    return max(one[0], other[0]) < min(one[1], other[1])
+
+
 def gaps(taken: Iterable[Range], begin: int, end: int) -> list[Range]:
     """What of [begin, end) is in no range of `taken`, which may overlap."""
     free = []
@@ -133,6 +142,7 @@ class AddressClaims:
         scope: The session.
         has_ended: Whether a session has, by scope. Asked only when the window is full.
         avoid: Addresses that the session's driver still uses of sessions of other clusters.
+        is_lasting: The session has a store.
     """
 
     def __init__(
@@ -142,12 +152,15 @@ class AddressClaims:
         has_ended: Callable[[str], bool],
         avoid: Sequence[Range] = (),
         window: Range = (WINDOW_BEGIN, WINDOW_END),
+        *,
+        is_lasting: bool = False,
     ) -> None:
         self._table = table
         self._scope = scope
         self._has_ended = has_ended
         self._avoid = list(avoid)
         self._window = window
+        self._is_lasting = is_lasting
         self._log: list[Claim] = []
         self._lock = threading.Lock()
 
@@ -176,6 +189,49 @@ class AddressClaims:
             )
         with self._lock:
             return self._claim(need_bytes, known)
+
+    def claim_exactly(
+        self, ranges: Iterable[Range], label: Callable[[str], str] = "session {}".format
+    ) -> None:
+        """Takes the addresses that the session had before, in this cluster or in another one.
+        Taking them again changes nothing.
+
+        Args:
+            ranges: All that it had.
+            label: A session for people, by scope.
+
+        Raises:
+            AddressClashError: Another session has some of them, or the driver still uses some.
+            What the table raises.
+        """
+        with self._lock:
+            for wanted in ranges:
+                self._claim_exactly(wanted, label)
+
+    def _claim_exactly(self, wanted: Range, label: Callable[[str], str]) -> None:
+        while True:
+            self._read_log()
+            if any((claim.begin, claim.end) == wanted for claim in self._mine()):
+                return
+            for claim in self._log:
+                is_others = claim.scope != self._scope and _overlap(
+                    (claim.begin, claim.end), wanted
+                )
+                if is_others and not self._has_ended(claim.scope):
+                    raise errors.AddressClashError(
+                        f"The store's variables lie from {wanted[0]:#x} to {wanted[1]:#x}, and "
+                        f"{label(claim.scope)} has addresses there in this cluster.",
+                        hint="End that session first, or open the store in another cluster.",
+                    )
+            if any(_overlap(used, wanted) for used in self._avoid):
+                raise errors.AddressClashError(
+                    f"The store's variables lie from {wanted[0]:#x} to {wanted[1]:#x}, and this "
+                    "process holds objects of a session that has ended there.",
+                    hint="Let go of what get() returned of that session, or open the store in "
+                    "another process.",
+                )
+            number = len(self._log)
+            self._table.append(number, Claim(number, self._scope, *wanted).packed())
 
     def is_new(self) -> bool:
         """Whether no claim of the session is in the log: nobody ever had an address of it, or an
@@ -251,10 +307,33 @@ class AddressClaims:
         )
 
     def _first_gap(self, taken: Iterable[Range], n_bytes: int) -> Range | None:
-        for begin, end in gaps(taken, *self._window):
+        low, high = self._window
+        taken = list(taken)
+        start = self._start() if self._is_lasting else low
+        for begin, end in (*gaps(taken, start, high), *gaps(taken, low, high)):
             if end - begin >= n_bytes:
                 return begin, begin + n_bytes
         return None
 
+    def _start(self) -> int:
+        """Where a session with a store looks for addresses first."""
+        if mine := self._mine():
+            return mine[-1].end
+        low, high = self._window
+        return low + LEAST_BYTES * secrets.randbelow(max((high - low) // LEAST_BYTES, 1))
+
     def _mine(self) -> list[Claim]:
-        return [claim for claim in self._log if claim.scope == self._scope]
+        """Without those that another session took because this one had ended; it goes on where it
+        has a store."""
+        mine = [claim for claim in self._log if claim.scope == self._scope]
+        if not self._is_lasting:
+            return mine
+        return [
+            claim
+            for claim in mine
+            if not any(
+                other.scope != self._scope
+                and _overlap((other.begin, other.end), (claim.begin, claim.end))
+                for other in self._log[claim.number + 1 :]
+            )
+        ]

@@ -106,7 +106,7 @@ class Region:
             with session.creator.room_on_disk(self._length_bytes):
                 mapping = session.client.build(
                     *(record.region, record.base_address, record.length_bytes),
-                    on_disk=self._on_disk,
+                    on_disk=record.on_disk,
                     timeout_s=timeout_s,
                 )
             lease = Lease(session.client, session.leases, mapping, record.region, writable=True)

@@ -102,6 +102,7 @@ from clamor_ray._native.engine import (
     keeper_run,
 )
 from clamor_ray._native.parity import ParityLayer, ParityMember, _ParityCalls
+from clamor_ray._native.stored import HomeFile
 from clamor_ray._version import __version__
 
 __all__ = [
@@ -130,6 +131,7 @@ __all__ = [
     "Engine",
     "Event",
     "FileRead",
+    "HomeFile",
     "Keeper",
     "MAP_EXACT_READS",
     "MAP_FIXED",

@@ -16,7 +16,6 @@ from clamor_ray._native.base import (
     POLICIES,
     REPLICATIONS,
     Runs,
-    _Handle,
     c,
     check,
     collect_runs,
@@ -24,6 +23,7 @@ from clamor_ray._native.base import (
     ns,
     runs_pointer,
 )
+from clamor_ray._native.stored import HomeFile, StoredFiles, put_home
 from clamor_ray._version import __version__
 
 RETAIN_NONE = 2**64 - 1  # UINT64_MAX in the header
@@ -74,7 +74,7 @@ def check_cache_disk(directory: str, n_bytes: int) -> None:
     check(c.lib.pc_disk_cache_check(path, n_bytes), directory=directory)
 
 
-class Engine(_Handle):
+class Engine(StoredFiles):
     """The page server's engine: serves, fetches, answers faults, in threads of its own.
 
     Args:
@@ -98,6 +98,10 @@ class Engine(_Handle):
         cache_policy: which of them go first, one of `POLICIES`.
         replication: whom askers are sent to, one of `REPLICATIONS`.
         floors: by region, the oldest version that must stay (`retain`), of what the keeper has.
+        durable: homes lie on disk, and deltas wait until they are in a synced file
+            (`layer_durable`).
+        cold: what the keeper has comes from an earlier session (`Keeper.put_home`): nobody maps it.
+        sums_directory: of the checksums of such homes; None: they are not checked.
     """
 
     def __init__(
@@ -121,6 +125,9 @@ class Engine(_Handle):
         cache_policy: str = "sieve",
         replication: str = "p2c",
         floors: Mapping[int, int] | None = None,
+        durable: bool = False,
+        cold: bool = False,
+        sums_directory: str | None = None,
         library_version: str = __version__,
     ) -> None:
         super().__init__()
@@ -159,6 +166,11 @@ class Engine(_Handle):
         for i, (region, oldest) in enumerate((floors or {}).items()):
             kept[i].region, kept[i].version = region, oldest
         options.floors, options.n_floors = kept, n_floors
+        options.durable, options.cold = durable, cold
+        sums = ffi.NULL
+        if sums_directory is not None:
+            sums = ffi.new("char[]", os.fsencode(sums_directory))
+        options.sums_directory = sums
         out = ffi.new("pc_engine **")
         check(lib.pc_engine_start(options, out), socket=socket_name)
         self._opened(out[0])
@@ -724,6 +736,30 @@ class Keeper:
 
     def fileno(self) -> int:
         return self._fd
+
+    def put_home(
+        self,
+        region: int,
+        version: int,
+        base_address: int,
+        length_bytes: int,
+        fd: int,
+        *,
+        in_file: bool = False,
+    ) -> None:
+        """Gives it the file of a home of an earlier session, before any engine has it.
+
+        Args:
+            region, version, base_address, length_bytes: Of the home.
+            fd: Its file, which stays the caller's.
+            in_file: As in `Engine.define_region`.
+
+        Raises:
+            WaitTimeoutError: The keeper takes nothing.
+            ClosedError: It is gone.
+        """
+        home = HomeFile(fd, version, base_address, length_bytes, in_file)
+        put_home(self._fd, region, home)
 
     def quit(self) -> None:
         """Tells the keeper to let go of everything and leave."""

@@ -22,6 +22,7 @@ BLOCK_BYTES = 4096
 EXTENT_BYTES = 64 << 20
 LIBRARY_VERSION: Final = __version__  # what a process says as its `library_version`
 NEWS_FREED = -1  # in place of a newer version: the variable was freed
+STORED_IDS: Final = 10**15  # ids of regions of sessions with a store, and of no others, from here
 INLINE_BASE = 1 << 62  # ids from here up are variables that travel in their references
 
 
@@ -361,6 +362,8 @@ class ServerInfo:
         library_version: Of the build that runs there.
         pid: The server's process, for people and tests.
         epoch: Counts this server's registrations; the registry sets it.
+        directory: In a session with a store, the uuid of the directory that it has locked there: 32
+            hex digits. Its id follows from that.
     """
 
     server_id: int
@@ -371,6 +374,7 @@ class ServerInfo:
     library_version: str
     pid: int = 0
     epoch: int = 0
+    directory: str = ""
 
 
 @dataclass(frozen=True)
@@ -379,6 +383,28 @@ class ServerLost:
 
     server_id: int
     reason: str
+
+
+@dataclass(frozen=True)
+class StoredRegion:
+    """A region of a store, for the page server whose directory has it.
+
+    Args:
+        record: With that server as its home, and the newest version.
+        commits: (version, commit id), in order: of all versions that its home may not have heard
+            of, and of some before them.
+    """
+
+    record: RegionRecord
+    commits: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class StoreState:
+    """All that a page server is home of, for its directory's cold start: what else is there is of
+    no use any more."""
+
+    regions: tuple[StoredRegion, ...] = ()
 
 
 LEFT = "it has left: its homes were moved, and no process of its node used it"

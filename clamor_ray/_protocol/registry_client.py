@@ -28,6 +28,7 @@ from clamor_ray._protocol.messages import (
     RegionRecord,
     RegistryReport,
     ServerInfo,
+    StoreState,
     VariableRecord,
 )
 from clamor_ray._protocol.rendezvous import Guest, Meeting, Waiting
@@ -83,6 +84,15 @@ class RegistryClient:
 
     def begin_server(self, node_id: str, directory: str = "") -> tuple[int, bool]:
         return self._ask("begin_server", node_id, *([directory] if directory else ()))
+
+    def directory_at(self, node_id: str) -> str:
+        return self._ask("directory_at", node_id)
+
+    def store_state(self, server_id: int) -> StoreState:
+        return self._ask("store_state", server_id)
+
+    def store_damaged(self, server_id: int, regions: dict[int, str]) -> None:
+        self._ask("store_damaged", server_id, regions)
 
     def renew_server(self, node_id: str, server_id: int, reason: str, n_old: int = 0) -> int:
         return self._ask("renew_server", node_id, server_id, reason, n_old)
@@ -182,6 +192,14 @@ class RegistryClient:
 
     def shared_at(self, server_id: int) -> list[tuple[Pinned, list[Any]]]:
         return self._ask("shared_at", server_id)
+
+    # -- a store
+
+    def store(self) -> str:
+        return self._ask("store")
+
+    def opened_at(self, region: int) -> int:
+        return self._ask("opened_at", region)
 
     # -- names
 

@@ -326,7 +326,8 @@ class GlobalRef(Generic[T]):
                 return put_together(InlineImage(at, writable=mode == "c").bytes(), at._plan), None
         session = opener.current(self._scope)
         is_weak = self._ask_anchors(session)
-        at = self.snapshot()
+        at = session.as_opened(self.snapshot())
+        self._move(at._state)
         stream = _streams.get((at._scope, at._region, at.version)) if again else None
         try:
             lease = session.open(

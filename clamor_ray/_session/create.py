@@ -85,6 +85,7 @@ class Creator:
         self._has_ended = has_ended
         self._spares = Spares()
         self._anchors = self._make_anchors()
+        self._store: str | None = None  # not asked yet
 
     def _make_anchors(self) -> AnchorPool:
         return AnchorPool(self._rpc.anchors)
@@ -289,7 +290,7 @@ class Creator:
             with self.room_on_disk(record.length_bytes):
                 fd = client.create(
                     *(region, record.base_address, record.length_bytes),
-                    on_disk=on_disk,
+                    on_disk=record.on_disk,
                     in_file=in_file,
                     timeout_s=self._config.connect_timeout_s,
                 )
@@ -404,6 +405,13 @@ class Creator:
                 hint="Nothing is left of it: put the object again.",
             ) from error
 
+    @property
+    def has_store(self) -> bool:
+        """Whether the session has: then all that is made is on disk, whoever asks."""
+        if self._store is None:
+            self._store = self._rpc.store()
+        return bool(self._store)
+
     def laid_out(self, region_bytes: int, level: Level) -> PieceLayout:
         """The pieces of a new variable that is made on this node.
 
@@ -414,8 +422,9 @@ class Creator:
         if not level.is_here:
             n_servers = self._rpc.spread_over(self._node_id, level.n_nodes > 1)
         shape = level.shape(n_servers)
-        piece_bytes = piece_bytes_of(region_bytes, n_servers, shape.width, on_disk=level.spill)
-        return PieceLayout(piece_bytes, shape, level.spill, level.is_here)
+        on_disk = level.spill or self.has_store
+        piece_bytes = piece_bytes_of(region_bytes, n_servers, shape.width, on_disk=on_disk)
+        return PieceLayout(piece_bytes, shape, on_disk, level.is_here)
 
     def scratch(
         self, region_bytes: int, piece_bytes: int, *, or_here: bool, on_disk: bool
@@ -517,6 +526,8 @@ class Creator:
             )
         nodes = ray_state.nodes_of(object_ref)
         if not nodes:
+            return self.put(ray.get(object_ref, timeout=timeout_s), named=named)
+        if self.has_store:  # what is in Ray's store goes with the cluster: it is copied
             return self.put(ray.get(object_ref, timeout=timeout_s), named=named)
         node_id = self._node_id if self._node_id in nodes else nodes[0]
         request_id = new_request_id()

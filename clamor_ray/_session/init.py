@@ -12,7 +12,14 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol.config import Config
-from clamor_ray._session import end_hooks, named_sessions, process_sessions, shutdown, starting
+from clamor_ray._session import (
+    end_hooks,
+    named_sessions,
+    process_sessions,
+    shutdown,
+    starting,
+    stores,
+)
 from clamor_ray._session.session import Session
 from clamor_ray._session.spawned import SpawnedSession
 from clamor_ray._session.starting import InitResult
@@ -22,6 +29,7 @@ def init(
     address: str | None = None,
     *,
     session: str | None = None,
+    store: str | os.PathLike[str] | None = None,
     lifetime: str | None = None,
     namespace: str | None = None,
     cache_bytes: int | str | None = None,
@@ -46,6 +54,12 @@ def init(
         lifetime: "detached" makes the session of that name where there is none, as the lifetime of
             Ray's detached actors. It lasts until `clamor.shutdown(session=...)`, or until the node
             is lost on which it was made.
+        store: a directory on each node, in which the session outlives its cluster: what was
+            committed is there after a crash of all nodes, and `init` with the same store and
+            session has it again, at the same addresses, in this cluster or another one. Where there
+            is no such session it is made, and `lifetime` need not be said. It is made where it is
+            absent; what it is in must be there. It may be on a disk that nodes share. See
+            docs/store.md.
         namespace: as `ray.init`'s; ours is always "clamor".
         cache_bytes: budget of each node's cached blocks, as a number or as in "4GiB"; homes do
             not count. 0: a quarter of what each node has.
@@ -71,8 +85,13 @@ def init(
         TrapUnavailableError: The kernel refuses the trap that CLAMOR_TRAP asks for.
         NoSuchSessionError: No session has that name, and `lifetime` does not ask for one.
         ValueError: A setting makes no sense, or is not that of the session that there is already;
-            or this driver has made a session, and asks for another one by name. Nothing was
-            started.
+            or this driver has made a session, and asks for another one by name; or there is a store
+            without a session, or another one than the session has. Nothing was started.
+        StoreInUseError: Another cluster has the store open.
+        StoreIncompleteError: Nodes have parts of the store, and none has the registry's.
+        StoreAccessError, StoreFormatError, StoreDamagedError: The store is another user's, or
+            cannot be written; a newer version has written it; it is damaged.
+        AddressClashError: Another session of this cluster has addresses of the store's variables.
         CacheBudgetError: This node has less memory than `cache_bytes`. (A node that has less and
             joins later raises it in the first task there that uses a global variable.)
 
@@ -82,6 +101,7 @@ def init(
     """
     process_sessions._check_platform()
     named_sessions.check_arguments(session, lifetime)
+    stored_in = stores.check_arguments(store, session)
     if address is not None and address.startswith("ray://"):
         raise errors.RayClientError(f"{address} is a Ray Client address.")
     starting.check_not_ray_client()
@@ -109,10 +129,11 @@ def init(
         else:
             part = named_sessions.attach(
                 session,
-                is_made=lifetime is not None,
+                is_made=lifetime is not None or bool(stored_in),
                 config=config,
                 given=settings,
                 avoid=_still_used(),
+                store=stored_in,
             )
         try:
             info = part.ensure_server()

@@ -21,7 +21,7 @@ from clamor_ray._protocol import names, ray_state
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import SessionReport
 from clamor_ray._protocol.rpc import await_rpc
-from clamor_ray._session import process_sessions, starting
+from clamor_ray._session import process_sessions, starting, stores
 from clamor_ray._session.session import Session
 
 ENDING_S: Final = 10.0  # that one of the name may take to be gone, before the next begins
@@ -77,6 +77,7 @@ def attach(
     config: Config,
     given: Mapping[str, Any],
     avoid: Sequence[tuple[int, int]] = (),
+    store: str = "",
 ) -> Session:
     """This process's part in the session of that name. Under the lock of `process_sessions`.
 
@@ -86,10 +87,14 @@ def attach(
         config: this process's settings; those of a session that is made.
         given: settings that the program has given.
         avoid: see `create_registry`.
+        store: absolute path of the store that it must have; "": it may have any, and one that is
+            made has none.
 
     Raises:
         NoSuchSessionError: There is none.
-        ValueError: It has other settings, or this process has made a session of its own.
+        ValueError: It has other settings, or another store, or this process has made a session of
+            its own.
+        StoreError, AddressClashError: The store cannot be opened.
     """
     own = process_sessions.attached()
     if own is not None and own.owner:
@@ -97,7 +102,9 @@ def attach(
             "this driver has a session already, which ends with it: call clamor.shutdown() before "
             f"clamor.init(session={name!r})"
         )
-    registry, report = _find(name, is_made, config, avoid)
+    registry, report = _find(name, is_made, config, avoid, store)
+    if store:
+        stores.check_same(report.config.store, stores.root_of(store, name), name)
     starting.check_same_settings(report.config, config, given)
     scope = report.config.job_scope
     found = process_sessions.of_scope(scope)
@@ -119,17 +126,25 @@ def bind(session: Session, name: str) -> None:
 
 
 def _find(
-    name: str, is_made: bool, config: Config, avoid: Sequence[tuple[int, int]]
+    name: str,
+    is_made: bool,
+    config: Config,
+    avoid: Sequence[tuple[int, int]],
+    store: str = "",
 ) -> tuple[Any, SessionReport]:
-    """The registry of that name, and what it says. One that is about to end is waited for."""
+    """The registry of that name, and what it says. One that is about to end is waited for, and one
+    that cannot open its store is ended."""
     deadline = time.monotonic() + ENDING_S
+    is_made_here = False
     while True:
         registry = ray_state.find_named_registry(name)
         if registry is None and not is_made:
             raise errors.NoSuchSessionError(f"No session of this cluster is named {name!r}.")
         if registry is None:
             node_id = ray.get_runtime_context().get_node_id()
-            _, registry = starting.start_registry(config, node_id, avoid, name)
+            place = stores.find(store, name) if store else None
+            _, registry = starting.start_registry(config, node_id, avoid, name, place)
+            is_made_here = place is not None
         try:
             # Of the one that was first, where two processes have made it.
             report: SessionReport = await_rpc(registry.report.remote(), config.control_timeout_s)
@@ -142,6 +157,13 @@ def _find(
                 with contextlib.suppress(RayError, ValueError):
                     ray.kill(registry)
                 deadline += ENDING_S
+        except errors.WaitTimeoutError:
+            raise
+        except errors.ClamorError as error:
+            if is_made_here or isinstance(error, errors.StoreError):  # it has not opened its store
+                with contextlib.suppress(RayError, ValueError):
+                    ray.kill(registry)
+            raise
         time.sleep(0.1)
 
 

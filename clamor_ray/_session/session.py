@@ -34,7 +34,7 @@ from clamor_ray._objects.layout import BLOCK_BYTES, stream_blocks
 from clamor_ray._observe.stats import RegionStats, from_report
 from clamor_ray._protocol import names, ray_state
 from clamor_ray._protocol.config import Config
-from clamor_ray._protocol.messages import FreeAnswer
+from clamor_ray._protocol.messages import INLINE_BASE, STORED_IDS, FreeAnswer
 from clamor_ray._protocol.names import server_id_of
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import await_rpc
@@ -102,6 +102,7 @@ class Session:
         # Freed here: the page server may not have heard of it, and what is mapped here would be
         # shared without asking it. The newest, and those that are mapped.
         self._freed: dict[int, int] = {}
+        self._opened_at: dict[int, int] = {}
         self._freed_after_sweep = 0
         self._client: PiecedClient | None = None
         self.task_ends = TaskEnds()
@@ -242,7 +243,7 @@ class Session:
             LostBlocksWarning: Blocks of the variable are lost.
             ClamorWarning: Faults on this node have fetched far more of it than was touched.
         """
-        ref = ref.snapshot()
+        ref = self.as_opened(ref.snapshot())
         exact = read_set == "exact" or scattered or task_context.wants_exact()
         flags = (MAP_PRIVATE if private else 0) | (MAP_EXACT_READS if exact else 0)
         flags |= MAP_FIXED if ref._plan.fixed else 0
@@ -279,6 +280,22 @@ class Session:
             blocks = stream_blocks(ref._plan)
             lease.prefetch(blocks, wait=True, timeout_s=self.config.patience_s)
         return lease
+
+    def as_opened(self, snapshot: GlobalRef[Any]) -> GlobalRef[Any]:
+        """In a session with a store: a reference inside of an object may be to a version from
+        before the store was opened. Of those nothing is kept: it is to the one that was opened.
+
+        Raises:
+            FreedError: The variable is not there any more.
+            SnapshotExpired: Since then so much was committed that this one is not kept either.
+        """
+        region = snapshot._region
+        if not STORED_IDS <= region < INLINE_BASE:
+            return snapshot
+        opened_at = self._opened_at.get(region)
+        if opened_at is None:
+            opened_at = self._opened_at[region] = self.rpc.opened_at(region)
+        return snapshot if snapshot.version >= opened_at else snapshot.at(opened_at)
 
     def region_at(self, address: int) -> int:
         """The region that is mapped there here; 0: none is."""

@@ -17,6 +17,7 @@ from clamor_ray import errors
 from clamor_ray._protocol import names, ray_state
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import ServerConfig
+from clamor_ray._session.stores import Place
 from clamor_ray._version import __version__
 
 
@@ -113,23 +114,33 @@ def check_same_settings(
 
 
 def start_registry(
-    config: Config, node_id: str, avoid: Sequence[tuple[int, int]], session_name: str = ""
+    config: Config,
+    node_id: str,
+    avoid: Sequence[tuple[int, int]],
+    session_name: str = "",
+    place: Place | None = None,
 ) -> tuple[str, Any]:
     """A new session's scope, and its registry. See `create_registry`.
+
+    Args:
+        config, node_id, avoid: of its maker.
+        session_name: "": it ends with this driver.
+        place: of its store, where it has one.
 
     Where a session of that name is made at the same time, the registry may have another scope.
     """
     from clamor_ray.actors.registry.registry import create_registry
 
     context = ray.get_runtime_context()
-    scope = (
-        names.new_named_scope(session_name)
-        if session_name
-        else names.new_scope(context.gcs_address, context.get_job_id())
-    )
+    if place is not None:
+        scope = place.scope
+    elif session_name:
+        scope = names.new_named_scope(session_name)
+    else:
+        scope = names.new_scope(context.gcs_address, context.get_job_id())
     registry = create_registry(
         scope,
-        node_id,
+        node_id if place is None else place.node_id,
         ServerConfig(
             job_scope=scope,
             library_version=__version__,
@@ -152,6 +163,8 @@ def start_registry(
             began_at_s=time.time(),
             idle_node_s=config.idle_node_s,
             repair_bytes_s=config.repair_bytes_s,
+            store="" if place is None else place.root,
+            store_id="" if place is None else place.store_id,
         ),
         avoid,
     )

@@ -150,6 +150,26 @@ def _settle_base(directory: Path, name: str, names: set[str]) -> bool:
     return False
 
 
+def link_base(source: Path, directory: Path, region: int) -> None:
+    """A base and its checksums get a second name in another directory of the same file system.
+
+    Args:
+        source: the directory that has them.
+        directory: the other one. What it has of the region goes first.
+        region: its id.
+
+    Raises:
+        StoreDamagedError: They are not in the one.
+        NoSpaceError, StoreError, WaitTimeoutError.
+    """
+    drop_region(directory, region)
+    for path_of in (sums_path, base_path):  # the base last: it says that all is there
+        path = path_of(directory, region)
+        with disk.asking(path, "linking it"):
+            os.link(path_of(source, region), path)
+    disk.sync_directory(directory / REGIONS)
+
+
 def bases_of(directory: Path) -> list[int]:
     """The regions whose bases are there, ascending.
 

@@ -377,6 +377,38 @@ def open_node(
     return opened
 
 
+def free_nodes(root: Path, store_id: str) -> list[str]:
+    """The page servers' directories of a store, here, that nobody has open.
+
+    Raises:
+        StoreError: They cannot be looked at.
+    """
+    free = []
+    for path in _nodes(root):
+        _check_private(path)
+        found = descriptions.read(path)
+        lock = _try_lock(path) if found.store == store_id else None
+        if lock is not None:
+            lock.close()
+            free.append(found.directory)
+    return free
+
+
+def remove_node(opened: NodeDirectory) -> None:
+    """Deletes a page server's directory, whose files another one has, and closes it.
+
+    Raises:
+        StoreError: It cannot be deleted whole. What is left is opened as an empty one.
+    """
+    with disk.asking(opened.path, "deleting it"):
+        gone = opened.path.with_name(f"{NEW}{opened.path.name}-{secrets.token_hex(4)}")
+        os.rename(opened.path, gone)
+    disk.sync_now(opened.path.parent)
+    with disk.asking(gone, "deleting it"):
+        shutil.rmtree(gone)
+    opened.close()
+
+
 def what_is_here(root: Path) -> Here:
     """Reads only, and takes no lock. What cannot be read is said, and not raised."""
     registry: Description | None = None

@@ -73,6 +73,7 @@ class SpreadRegion(Region):
         level = SPREAD._replace(spill=self._on_disk)
         self._layout = session.creator.laid_out(self._length_bytes, level)
         self._said_s = time.monotonic()
+        self._on_disk = self._layout.on_disk
         made = (self._length_bytes, self._layout, self._request_id)
         return session, session.creator.begin_pieces(*made)
 

@@ -71,7 +71,13 @@ bool pc__disk_file_try(int fd, void *out, uint64_t n_bytes, uint64_t offset)
 {
     const struct iovec into = {.iov_base = out, .iov_len = n_bytes};
     const ssize_t got = preadv2(fd, &into, 1, (off_t)offset, RWF_NOWAIT);
-    return got == (ssize_t)n_bytes && !pc__disk_file_check(fd);
+    return got == (ssize_t)n_bytes;
+}
+
+bool pc__disk_file_has_name(int fd)
+{
+    struct stat st;
+    return !fstat(fd, &st) && st.st_nlink;
 }
 
 #define NOWHERE ((off64_t)1 << 62) /* no page is there to wait for */
@@ -84,7 +90,7 @@ int pc__disk_file_check(int fd)
     if (!waited || (errno != EIO && errno != ENOSPC && errno != EDQUOT))
         return PC_OK;
     const int refused = errno;
-    if (ftruncate(fd, 0))
+    if (!pc__disk_file_has_name(fd) && ftruncate(fd, 0))
         return pc__fail_errno("cutting a file that the disk has refused to write");
     errno = refused;
     return pc__fail_errno("the disk refused to write what was written to a file: nobody reads it any more");

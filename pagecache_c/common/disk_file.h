@@ -26,13 +26,15 @@ int pc__file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset);
  * failed to write what was to be there (pc__disk_file_check). */
 int pc__disk_file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset);
 
-/* Likewise, without a wait for the disk: false where it would have to wait, or where nobody knows. */
+/* As pc__file_read, without a wait for the disk: false where it would have to wait, or where nobody knows. */
 bool pc__disk_file_try(int fd, void *out, uint64_t n_bytes, uint64_t offset);
 
 /* PC_OK, or an error: the disk refused to write some of what was written to the file. Such a file is cut to
  * nothing, so that nobody reads it any more: here, after a restart, or mapped (SIGBUS). Nobody may write to it
- * from then on: that would make zeros of what it had. */
+ * from then on: that would make zeros of what it had. One that has a name is a home that outlives its session: it
+ * stays as it is, for the next one has what was written, in files that were synced. */
 int pc__disk_file_check(int fd);
+bool pc__disk_file_has_name(int fd);
 bool pc__disk_file_is_cut(int fd);
 
 /* errno as an error: PC_ERR_NO_SPACE where the disk is full. Its message is as pc__fail_errno's. */

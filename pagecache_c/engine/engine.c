@@ -230,6 +230,9 @@ PC_API int pc_engine_start(const struct pc_engine_options *options, pc_engine **
     snprintf(engine->library_version, sizeof engine->library_version, "%s",
              options->library_version);
     engine->disk_directory = options->disk_directory ? strdup(options->disk_directory) : NULL;
+    engine->sums_directory = options->sums_directory ? strdup(options->sums_directory) : NULL;
+    engine->durable = options->durable != 0;
+    engine->cold = options->cold != 0;
     engine->fetch_timeout_ns = options->fetch_timeout_ns;
     engine->hedge_least_ns = PC__HEDGE_LEAST_NS;
     engine->fault_timeout_ns = options->fault_timeout_ns;
@@ -361,6 +364,7 @@ PC_API int64_t pc_engine_leave(pc_engine *engine)
     pthread_mutex_destroy(&engine->publish_lock);
     pc__retiring_close(engine);
     free(engine->disk_directory);
+    free(engine->sums_directory);
     free(engine);
     return in_use;
 }

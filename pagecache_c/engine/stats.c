@@ -100,6 +100,7 @@ PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
     out->refetched_blocks = pc__count_get(&c->refetched_blocks);
     out->rows_served = pc__count_get(&c->rows_served);
     out->rows_fetched = pc__count_get(&c->rows_fetched);
+    out->damaged_blocks = pc__count_get(&c->damaged_blocks);
     out->degraded_blocks = pc__count_get(&c->degraded_blocks);
     out->mirror_blocks = pc__count_get(&c->mirror_blocks);
     out->hedges = pc__count_get(&c->hedges);

@@ -261,3 +261,106 @@ def test_a_journal_that_is_read_before_the_log() -> None:
     assert WINDOW_BEGIN + 8 * UNIT_BYTES not in taken
     space.release(WINDOW_BEGIN + 8 * UNIT_BYTES)
     space.check()
+
+
+def lasting(table: ListTable, scope: str, ended: set[str] | None = None, **more) -> AddressClaims:
+    return session(table, scope, ended, is_lasting=True, **more)
+
+
+def ranges(claims: list[Claim]) -> list[tuple[int, int]]:
+    return [(claim.begin, claim.end) for claim in claims]
+
+
+def test_a_store_begins_at_a_random_place_and_goes_on_behind_it() -> None:
+    firsts = set()
+    for _ in range(8):
+        table = ListTable()
+        claims = lasting(table, "s")
+        (first,) = claims.claim(1, known=0)
+        assert first.begin % LEAST_BYTES == 0
+        second = claims.claim(1, known=1)[-1]
+        assert second.begin in (first.end, WINDOW_BEGIN)  # the latter behind the window's end
+        firsts.add(first.begin)
+    assert len(firsts) > 1
+
+
+def test_a_store_finds_room_before_its_place_where_there_is_none_behind_it() -> None:
+    table = ListTable()
+    claims = lasting(table, "s", window=WINDOW)
+    mine: list[tuple[int, int]] = []
+    is_full = False
+    while not is_full:
+        try:
+            mine = ranges(claims.claim(LEAST_BYTES - GUARD_BYTES, known=len(mine)))
+        except NoAddresses:
+            is_full = True
+    assert gaps(mine, *WINDOW) == []
+
+
+def test_a_store_has_in_another_cluster_the_addresses_that_it_had() -> None:
+    before = ranges(lasting(ListTable(), "s").claim(1, known=0))
+    table = ListTable()
+    (other,) = session(table, "other").claim(1, known=0)
+    again = lasting(table, "s")
+    again.claim_exactly(before)
+    again.claim_exactly(before)
+    assert len(table.entries(0)) == 2
+    more = again.claim(1, known=1)
+    assert ranges(more)[:1] == before
+    assert disjoint([other, *more])
+    assert disjoint([*session(table, "third").claim(1, known=0), *more])
+
+
+def test_addresses_of_a_store_that_another_session_has_are_not_taken() -> None:
+    table, ended = ListTable(), set()
+    (other,) = session(table, "other").claim(1, known=0)
+    wanted = [(other.end - UNIT_BYTES, other.end + LEAST_BYTES)]
+    store = lasting(table, "s", ended)
+    with pytest.raises(
+        errors.AddressClashError, match="the one called other has addresses"
+    ) as clash:
+        store.claim_exactly(wanted, "the one called {}".format)
+    assert "End that session" in clash.value.hint
+    assert len(table.entries(0)) == 1
+    ended.add("other")
+    store.claim_exactly(wanted)
+    assert ranges(store.claim(1, known=0)) == wanted
+
+
+def test_addresses_that_its_driver_still_uses_are_not_taken() -> None:
+    table, wanted = ListTable(), (WINDOW_BEGIN, WINDOW_BEGIN + LEAST_BYTES)
+    store = lasting(table, "s", avoid=[(wanted[1] - 4096, wanted[1])])
+    with pytest.raises(errors.AddressClashError, match="holds objects of a session"):
+        store.claim_exactly([wanted])
+    assert table.entries(0) == []
+
+
+def test_what_another_took_while_the_store_was_closed_is_taken_back_only_when_that_has_ended() -> (
+    None
+):
+    table, ended = ListTable(), {"s"}
+    before = ranges(
+        lasting(table, "s", window=(WINDOW_BEGIN, WINDOW_BEGIN + LEAST_BYTES)).claim(1, 0)
+    )
+    other = session(table, "other", ended, window=before[0])
+    assert ranges(other.claim(1, known=0)) == [(before[0][0], before[0][0] + 2 * UNIT_BYTES)]
+    again = lasting(table, "s", ended)
+    with pytest.raises(errors.AddressClashError, match="session other"):
+        again.claim_exactly(before)
+    ended.add("other")
+    again.claim_exactly(before)
+    assert ranges(again.claim(1, known=0)) == before
+
+
+def test_the_first_who_writes_has_them() -> None:
+    """Another session takes them between the look at the log and the write."""
+    table = ListTable()
+    wanted = (WINDOW_BEGIN, WINDOW_BEGIN + LEAST_BYTES)
+
+    def interrupt() -> None:
+        table.before_append = lambda: None
+        session(table, "other").claim(1, known=0)
+
+    table.before_append = interrupt
+    with pytest.raises(errors.AddressClashError, match="session other"):
+        lasting(table, "s").claim_exactly([wanted])

@@ -25,6 +25,7 @@ from clamor_ray._protocol.messages import (
     Write,
 )
 from clamor_ray._protocol.source import Source
+from clamor_ray.actors.commits import journal as journal_module
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.committed import Entry, Limits, Outcome, Trimmed
 from clamor_ray.actors.commits.journal import Journal, SavedRegion, _record_from_json
@@ -99,6 +100,35 @@ def test_a_seal_makes_the_next_region_too(directory: Path) -> None:
     ]
     assert saved.sources == ((1, source),)
     assert saved.next_region == 3
+    journal.close()
+
+
+def test_addresses_that_were_claimed_come_back(directory: Path) -> None:
+    journal = Journal(directory)
+    journal.claim([(1 << 44, (1 << 44) + 4096)])
+    journal.claim([(1 << 44, (1 << 44) + 4096), (2 << 44, (2 << 44) + 8192)])
+    journal.close()
+    again = Journal(directory)
+    assert again.load().claims == (
+        (1 << 44, (1 << 44) + 4096),
+        (2 << 44, (2 << 44) + 8192),
+    )
+    again.close()
+
+
+def test_what_is_inside_of_a_region_is_known_until_that_ends(directory: Path) -> None:
+    journal = Journal(directory)
+    for region in (1, 2, 3, 4):
+        journal.create_region(replace(RECORD, region=region), region, region + 1)
+    journal.seal(1)
+    journal.seal(2, inside=[1])
+    journal.seal(3, inside=[2, 2])  # and it has a reference to the first, which it took out of it
+    journal.seal(4, inside=[journal_module.ANY_REGION])
+    assert set(journal.load().inside) == {(2, 1), (3, 2), (4, 0)}
+    journal.set_states([(2, "freed")])
+    assert set(journal.load().inside) == {(3, 1), (4, 0)}
+    journal.set_states([(3, "freed"), (3, None), (4, None)])
+    assert journal.load().inside == ()
     journal.close()
 
 

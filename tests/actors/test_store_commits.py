@@ -299,6 +299,8 @@ class FakeServer:
                 return INFO
             if method == "retire":
                 return pack(*(True for _ in unpack(arguments[0])))
+            if method == "leave":
+                return 0  # it goes on
             if method == "publish":
                 return [(item.region, item.version) for item in arguments[0]]
             if method == "keep" and self.keep_does is not None:
@@ -412,6 +414,23 @@ def test_no_home_drops_what_is_freed_before_that_is_on_the_disk(run: Steps) -> N
         rig.disk.may.set()
         await free
         await until(lambda: "retire" in rig.server.called)
+
+    run(work)
+
+
+def test_no_server_leaves_before_its_homes_are_elsewhere_on_the_disk(run: Steps) -> None:
+    async def work(rig: Rig) -> None:
+        region = await rig.sealed()
+        rig.disk.may.clear()
+        commit = waiting(rig.registry.commit(request(7, region)))
+        await until(lambda: rig.registry._log.newest(region) == 1)
+        leave = waiting(rig.registry._servers.leave(HOME, lambda: True))
+        await turns()
+        assert "leave" not in rig.server.called
+        rig.disk.may.set()
+        assert not await leave
+        assert "leave" in rig.server.called
+        await commit
 
     run(work)
 

@@ -14,9 +14,9 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from tests.conftest import until
-from tests.support import driver_script, store_rig, stored
+from tests.support import driver_script, store_openings, stored
 from tests.support.lab import LocalCluster, local_cluster, require_lab, troubles
-from tests.support.store_rig import SESSION, opening
+from tests.support.store_openings import SESSION, opening
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
@@ -44,8 +44,8 @@ stored.put_all({n_nodes})
 stored.change(1, {n_nodes})
 print(json.dumps([found.scope, stored.places()]))
 """
-        scope, places = store_rig.run(lab, store, script)
-        store_rig.crash(lab, scope)
+        scope, places = store_openings.run(lab, store, script)
+        store_openings.crash(lab, scope)
     found: dict[str, list[int]] = places
     return found
 
@@ -168,7 +168,7 @@ except clamor.errors.StoreInUseError as error:
 def test_a_process_opens_it_again_and_again_in_one_cluster(store: Path) -> None:
     with local_cluster(1):
         for n in range(3):
-            found = store_rig.attach(store)
+            found = store_openings.attach(store)
             assert found.session == SESSION
             if not n:
                 clamor.put(np.zeros(5000), name="array")
@@ -186,7 +186,7 @@ def test_fewer_nodes_and_more(store: Path) -> None:
         stored.put_all(3)
         stored.change(1, 3)
         places = stored.places()
-    assert len(store_rig.node_directories(store)) == 3
+    assert len(store_openings.node_directories(store)) == 3
     with opening(store, 1):
         stored.check(1, 3)
         stored.change(2, 3)
@@ -204,7 +204,7 @@ def test_settings_of_a_store_are_said(store: Path) -> None:
     with local_cluster(1):
         with pytest.raises(ValueError, match="session"):
             clamor.init(store=str(store))
-        store_rig.attach(store)
+        store_openings.attach(store)
         clamor.shutdown()
         with pytest.raises(ValueError, match=str(store)):
             clamor.init(store=str(store) + "-other", session=SESSION)

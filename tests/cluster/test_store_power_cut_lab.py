@@ -17,7 +17,7 @@ import pytest
 
 import clamor_ray as clamor
 from tests.conftest import until
-from tests.support import store_commits, store_rig
+from tests.support import store_commits, store_openings
 from tests.support.driver_script import ROOT
 from tests.support.lab import local_cluster, require_lab
 from tests.support.power_cut import PowerCutDisk, power_cut_disk
@@ -77,7 +77,7 @@ class Cutter(threading.Thread):
                     yield f"{directory.name}/{entry.name}", entry.stat().st_mtime_ns
                 except FileNotFoundError:
                     continue
-        for entry in os.scandir(self._store / store_rig.SESSION / "registry"):
+        for entry in os.scandir(self._store / store_openings.SESSION / "registry"):
             yield entry.name, entry.stat().st_mtime_ns
 
     def _wait_for(self, pattern: re.Pattern[str]) -> None:
@@ -122,7 +122,7 @@ def commit_until_cut(disk: PowerCutDisk, log: Path, kind: str, rng: random.Rando
             finally:
                 driver.kill()
                 driver.communicate(timeout=30)
-                store_rig.crash(lab, scope or "no scope")
+                store_openings.crash(lab, scope or "no scope")
     disk.restore()
     return cutter.saw
 
@@ -134,12 +134,12 @@ def is_scope(line: str) -> bool:
 def open_and_check(disk: PowerCutDisk, log: Path) -> None:
     """In this process, and in an orderly way; at the end a node is lost, and all is read again."""
     with local_cluster(N_NODES) as lab:
-        store_rig.in_time(disk.path / "s")
+        store_openings.in_time(disk.path / "s")
         n = store_commits.check(store_commits.said_in(log))
         lab.kill_node(N_NODES - 1)
         raid = np.asarray(clamor.open("raid").get())
         assert np.array_equal(raid, store_commits.model("raid", n)), "parity does not agree"
-        clamor.shutdown(session=store_rig.SESSION)
+        clamor.shutdown(session=store_openings.SESSION)
 
 
 def cut_often(tmp_path: Path, kinds: list[str]) -> None:

@@ -14,9 +14,9 @@ import clamor_ray as clamor
 from clamor_ray import errors
 from tests.cluster.test_moves_lab import on
 from tests.conftest import ANSWER_S, until
-from tests.support import store_rig
+from tests.support import store_openings
 from tests.support.lab import local_cluster, require_lab, troubles
-from tests.support.store_rig import SESSION, opening
+from tests.support.store_openings import SESSION, opening
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
@@ -140,7 +140,7 @@ def test_the_registrys_part_is_away(store: Path, tmp_path: Path) -> None:
         local_cluster(1),
         pytest.raises(errors.StoreIncompleteError, match="registry"),
     ):
-        store_rig.in_time(store)
+        store_openings.in_time(store)
     (tmp_path / "registry").rename(registry)
     with opening(store, 1):
         assert np.array_equal(read("index"), content(1))
@@ -162,8 +162,8 @@ with clamor.update(ref) as array:
     array[5000] = -1
 print(json.dumps([found.scope, ref._region]))
 """
-        scope, region = store_rig.run(lab, store, script)
-        store_rig.crash(lab, scope)
+        scope, region = store_openings.run(lab, store, script)
+        store_openings.crash(lab, scope)
     (layer,) = store.rglob(f"{region}-*.layer")
     blocks = layer.read_bytes()
     flip(layer, blocks.index((-1).to_bytes(8, "little", signed=True)))
@@ -203,7 +203,7 @@ def test_a_newer_format_is_refused(store: Path, kind: str) -> None:
     text = path.read_text()
     path.write_text(json.dumps({**json.loads(text), "format": 99}))
     with local_cluster(1), pytest.raises(errors.StoreFormatError, match="99"):
-        store_rig.in_time(store)
+        store_openings.in_time(store)
     path.write_text(text)
     with opening(store):
         assert np.array_equal(read("index"), content(1))
@@ -222,7 +222,7 @@ def test_a_directory_of_others_is_refused(store: Path, part: str, how: str) -> N
     else:
         os.chown(path, 12345, 12345)
     with local_cluster(1), pytest.raises(errors.StoreAccessError, match=str(path)):
-        store_rig.in_time(store)
+        store_openings.in_time(store)
     path.chmod(0o700)
     os.chown(path, os.geteuid(), os.getegid())
     with opening(store):

@@ -10,6 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
+from clamor_ray._native.client import HomeFile
 from clamor_ray._protocol.messages import RegionRecord, RegionUnknown, ServerInfo
 from clamor_ray.actors.page_server.engine_like import Settings
 from clamor_ray.actors.page_server.server_core import ServerCore
@@ -178,6 +179,15 @@ class FakeEngine:
         if commit_id in self.staged:
             raise ExistsError("It is here.")
         self.answers.append(("pull", region, commit_id, server_id, layer_bytes))
+
+    def home_file(self, region: int) -> HomeFile:
+        raise FreedError("It is in memory.")
+
+    def layer_file(self, region: int, commit_id: int) -> tuple[int, int]:
+        raise NoVersionError("There is none.")
+
+    def layer_durable(self, region: int, commit_id: int, ok: bool) -> None:
+        self.answers.append(("durable", region, commit_id, ok))
 
     def close(self) -> None:
         os.close(self._fd)

@@ -32,6 +32,8 @@ void pc__region_release(struct pc_engine *engine, struct pc__region *region, int
                         uint64_t from, bool caught_up);
 /* The worker looks at it. region.lock is held. */
 void pc__worker_queue(struct pc_engine *engine, struct pc__region *region);
+/* The same, and now where it waits after a try that failed. */
+void pc__worker_hurry(struct pc_engine *engine, struct pc__region *region);
 bool pc__worker_push(struct pc__worker *worker, struct pc__region *region); /* worker.lock is held; false: no memory */
 
 /* generations.c */
@@ -89,6 +91,7 @@ int pc__memfd_punch(int memfd, uint64_t first, uint64_t n); /* blocks */
 /* kept.c */
 #define PC__KEPT_HOLES_AT 8 /* in pc__kept.reserved: how many holes of the base count */
 #define PC__KEPT_TERM_AT 16 /* and the term of the region's home */
+#define PC__KEPT_UNCHECKED_AT 24 /* not 0: of a home that comes from an earlier session (unchecked.c) */
 /* Gives it to the keeper, now or later (pc__keep_wait, pc__keep_when). Negative: it never will have it,
  * and the log has a line; no process may be told that it is safe. */
 int pc__keep(struct pc_engine *engine, const struct pc__kept *what, int fd);

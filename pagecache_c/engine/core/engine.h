@@ -12,6 +12,7 @@
  *   miss/     miss.h   absent blocks: faults, readahead, fetches from other servers
  *   store/    store.h  generations, homes, layers, and how a version becomes the base
  *   cache/    cache.h  the budget, and what is evicted
+ *   checks/   checks.h checksums of homes that come from an earlier session
  *   core/     core.h   the records, and what changes one of them and needs no other room
  *   keeper/            what outlives this process: told by core/kept.c, knows nothing of the engine
  *
@@ -138,6 +139,7 @@ struct pc__counters {
     _Atomic uint64_t evicted_blocks, refetched_blocks, rows_served, rows_fetched, opens;
     _Atomic uint64_t disk_cache_writes, disk_cache_reads; /* blocks */
     _Atomic uint64_t file_reads, file_blocks;
+    _Atomic uint64_t damaged_blocks; /* that did not have their checksum */
     _Atomic uint64_t degraded_blocks, mirror_blocks, hedges, hedges_won;
     _Atomic uint64_t commits_staged, commits_published, commits_applied, commits_dropped;
 };
@@ -264,6 +266,9 @@ struct pc_engine {
     char socket_name[PC__SOCKET_NAME_BYTES];
     char library_version[48];
     char *disk_directory;          /* for homes on disk; NULL: none are made here */
+    bool durable;                  /* homes outlive the session: on disk, and deltas wait (parity.c) */
+    bool cold;                     /* nobody maps what is adopted */
+    char *sums_directory;          /* of the checksums of homes of an earlier session; NULL: there are none */
     uint64_t fetch_timeout_ns, fault_timeout_ns;
     _Atomic uint64_t hedge_least_ns; /* PC__HEDGE_LEAST_NS; tests set it */
     unsigned page_shift;           /* log2 of the bytes that a fault fetches; 0: by use (readahead.c) */

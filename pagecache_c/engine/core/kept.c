@@ -4,6 +4,7 @@
 #include "engine/core/core.h"
 
 #include <string.h>
+#include <sys/stat.h>
 
 struct pc__kept pc__kept_of(const struct pc__region *region, enum pc__kept_kind kind,
                             uint64_t inode, uint64_t version)
@@ -29,6 +30,8 @@ struct pc__kept pc__kept_of_store(const struct pc__region *region, enum pc__kept
 {
     struct pc__kept kept = pc__kept_of(region, kind, store->inode, version);
     kept.on_disk = store->on_disk;
+    if (kind == PC__KEPT_HOME && region->home && store == &region->home->base)
+        kept.reserved[PC__KEPT_UNCHECKED_AT] = region->home->is_unchecked;
     return kept;
 }
 
@@ -45,6 +48,25 @@ struct pc__kept pc__kept_of_left(const struct pc__region *region,
     memcpy(kept.reserved + PC__KEPT_HOLES_AT, &generation->open_holes,
            sizeof generation->open_holes);
     return kept;
+}
+
+PC_API int pc_keeper_put_home(int keeper_fd, uint64_t region, const struct pc_home_file *home)
+{
+    struct stat st;
+    if (fstat(home->fd, &st))
+        return pc__fail_errno("the file of variable %llu", (unsigned long long)region);
+    struct pc__kept kept = {.region = region,
+                            .version = home->version,
+                            .base_address = home->base_address,
+                            .length_bytes = home->length_bytes,
+                            .kind = PC__KEPT_HOME,
+                            .sealed = 1,
+                            .inode = pc__file_id(&st),
+                            .on_disk = 1,
+                            .reserved = {[3] = !home->in_file,
+                                         [7] = home->in_file != 0,
+                                         [PC__KEPT_UNCHECKED_AT] = 1}};
+    return pc__keeper_put(keeper_fd, &kept, home->fd);
 }
 
 void pc__keep_refused(void *engine, int rc, const struct pc__kept *what)

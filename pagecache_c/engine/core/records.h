@@ -13,6 +13,7 @@ struct pc__lost;
 struct pc__rents;
 struct pc__repair_sets;
 struct pc__session;
+struct pc__unchecked;
 
 /* A file of a home, and which of its blocks mean something. */
 struct pc__store {
@@ -39,10 +40,13 @@ struct pc__home {
     bool base_changes;             /* the worker is at it, or was when it died: no new leases */
     bool change_said;              /* to the keeper, which will say that it has heard; then */
     bool change_heard;             /* this: the base may be punched. Until its new version is said */
+    bool waits_for_store;          /* the next layer is undurable */
     int change_rc;                 /* why it will not hear that, until the worker has looked */
     bool overlay_is_torn;          /* it has, or may have, a part of the layer after `applied` */
     struct pc__lost *lost;         /* blocks that no server had when the base was rebuilt, or that are in
                                       the region's file; or NULL (lost.c) */
+    bool is_unchecked;             /* blocks of the base were not looked at yet, or are damaged: */
+    struct pc__unchecked *unchecked; /* which; of a base of an earlier session, or NULL (engine/checks) */
     struct pc_segment *segments;   /* sorted; bytes of the base that lie in another process's memory */
     size_t n_segments;
     uint64_t epoch;                /* readers of a store or a layer count themselves in. It goes on */
@@ -118,6 +122,8 @@ struct pc__layer {
     uint32_t n_runs;
     uint32_t flags;                /* PC__LAYER_DELTA, ... (wire.h) */
     bool unheard;                  /* made whole here: the keeper has not said that it has it */
+    bool undurable;                /* the same, and so who keeps layers beyond the session; */
+    uint64_t ask_durable_at_ns;    /* that is asked then */
     _Atomic uint32_t refs;         /* its list, each reply that sends of it */
     uint64_t owner;                /* staged: pc__layer_owner of its session, or 0 */
     uint64_t ask_at_ns;            /* staged: when to ask what became of it */

@@ -38,6 +38,7 @@ struct pc__region *pc__region_alone(uint64_t id, uint64_t n_blocks)
     pthread_mutex_init(&region->lock, NULL);
     pc__link_init(&region->pending);
     pc__link_init(&region->generations);
+    pc__link_init(&region->later);
     atomic_init(&region->refs, 1u);
     return region;
 }
@@ -208,4 +209,17 @@ void pc__worker_queue(struct pc_engine *engine, struct pc__region *region)
     }
     pthread_cond_signal(&worker->wake);
     pthread_mutex_unlock(&worker->lock);
+}
+
+void pc__worker_hurry(struct pc_engine *engine, struct pc__region *region)
+{
+    struct pc__worker *worker = &engine->worker;
+    pthread_mutex_lock(&worker->lock);
+    const bool waits = !pc__link_empty(&region->later);
+    if (waits && pc__worker_push(worker, region)) /* else in its time */
+        pc__link_remove(&region->later);
+    pthread_cond_signal(&worker->wake);
+    pthread_mutex_unlock(&worker->lock);
+    if (!waits)
+        pc__worker_queue(engine, region);
 }

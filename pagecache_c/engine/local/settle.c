@@ -90,7 +90,7 @@ int pc__settle_begin(struct pc_engine *engine, uint64_t settle_ns)
     settling->settle_ns = settle_ns;
     settling->began_ns = pc__now_ns();
     settling->began_ticks = pc__process_ticks_now();
-    if (engine->n_regions)
+    if (engine->n_regions && !engine->cold)
         engine->settle_until_ns = settling->began_ns + settle_ns;
     return rc;
 }

@@ -294,9 +294,14 @@ static int fill_from_home(struct pc__loop *loop, struct pc__fetch *fetch)
         memcpy(loop->bounce, part.bytes, n << PC_BLOCK_SHIFT);
         rc = fill_part(loop, fetch, n, PC_OK);
     } else if (!rc) {
-        rc = fill_part(loop, fetch, 1,
-                       pc__home_compose(engine, region, home, version, part.kind,
-                                        run->first_block, loop->bounce));
+        rc = pc__home_compose(engine, region, home, version, part.kind, run->first_block, loop->bounce);
+        if (rc == PC_ERR_HOME_LOST) { /* it is damaged, as was found just now */
+            pc__fill_failed(engine, region, fetch->generation, run->first_block, 1, engine->server_id, rc);
+            pc__fetch_advance(fetch, 1);
+            rc = PC_OK;
+        } else {
+            rc = fill_part(loop, fetch, 1, rc);
+        }
     }
     pc__home_release(engine, region, home, held);
     return rc;

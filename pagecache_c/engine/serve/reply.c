@@ -234,7 +234,8 @@ static int compose(struct pc_engine *engine, struct pc__reply *reply, const stru
         const uint64_t block = parts->composed[i].block;
         uint8_t *out = reply->composed + (i << PC_BLOCK_SHIFT);
         n = on_disk_from(parts, i);
-        rc = n ? pc__home_read_disk(reply->region, reply->home, version, block, n, out, request->waited)
+        rc = n ? pc__home_read_disk(engine, reply->region, reply->home, version, block, n, out,
+                                    request->waited)
                : pc__home_compose(engine, reply->region, reply->home, version, parts->composed[i].kind,
                                   block, out);
         n += !n;
@@ -464,6 +465,15 @@ int pc__reply_rows(struct pc__reply *reply, const struct pc__data_header *reques
                   : pc__reply_add(reply, reply->composed, -1, 0, rows->n_rows * rows->row_bytes);
 }
 
+/* Blocks were found to be damaged: they are lost from here on, and those around them are not. */
+static void begin_again(struct pc_engine *engine, struct pc__reply *reply, struct pc__parts *parts)
+{
+    pc__home_release(engine, reply->region, reply->home, reply->held);
+    reply->home = NULL;
+    reply->n_pieces = 1;
+    memset(parts, 0, offsetof(struct pc__parts, sources));
+}
+
 int pc__reply_fill(struct pc__loop *loop, struct pc__reply *reply,
                    const struct pc__request *request)
 {
@@ -478,6 +488,10 @@ int pc__reply_fill(struct pc__loop *loop, struct pc__reply *reply,
              : request->header.flags & PC__DATA_CACHED
                  ? add_cached(engine, reply, request, parts)
                  : add_version(engine, reply, request, parts);
+    for (unsigned n = 0; rc == PC_ERR_HOME_LOST && reply->home && n < request->header.n_blocks; n++) {
+        begin_again(engine, reply, parts);
+        rc = add_version(engine, reply, request, parts);
+    }
     if (!rc)
         rc = write_head(reply, request, parts);
     if (!rc) {

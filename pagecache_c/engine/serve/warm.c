@@ -69,7 +69,7 @@ static uint64_t read_some(const struct pc__warm *warm, uint64_t block, uint64_t 
     const unsigned held = pc__home_hold(home);
     pthread_mutex_unlock(&region->lock);
     if (on_disk) /* what fails, fails again where it is asked for */
-        (void)pc__home_read_disk(region, home, warm->version, block, on_disk, some, true);
+        (void)pc__home_read_disk(warm->loop->engine, region, home, warm->version, block, on_disk, some, true);
     pc__home_release(warm->loop->engine, region, home, held);
     return on_disk ? on_disk : n;
 }

@@ -187,8 +187,10 @@ static int read_old(void *arg, uint64_t block, uint64_t n, uint8_t *out)
         pthread_mutex_lock(&region->lock);
         struct pc__home_part part =
             pc__home_resolve(old->engine, region, home, home->applied, block, n);
+        int rc = part.kind == PC__HOME_LOST && pc__home_damaged(home, block, 1) == block ? PC_ERR_HOME_LOST : PC_OK;
         pthread_mutex_unlock(&region->lock);
-        int rc = PC_OK;
+        if (rc)
+            return rc;
         if (part.kind == PC__HOME_ZEROS || part.kind == PC__HOME_LOST || part.kind == PC__HOME_FILE)
             /* which nobody is given */
             memset(out, 0, part.n_blocks << PC_BLOCK_SHIFT);
@@ -399,8 +401,11 @@ static int keep_old(struct pc_engine *engine, struct pc__region *region, struct 
     uint64_t version = layer->version - 1;
     if (home->history_from > version)
         return PC_OK; /* done, maybe before this server died: the base may be half changed since */
-    return pc__history_append(engine->history, region->id, version, layer->runs, layer->n_runs,
-                              read_old, &old);
+    const int rc = pc__history_append(engine->history, region->id, version, layer->runs, layer->n_runs,
+                                      read_old, &old);
+    return rc != PC_ERR_HOME_LOST /* a damaged block: nobody has that version any more, nor those before it */
+               ? rc
+               : pc__history_skip(engine->history, region->id, version);
 }
 
 /* Under region.lock. */
@@ -608,6 +613,10 @@ static int serve_region(struct pc_engine *engine, struct pc__region *region)
         rc = give_back_holes(engine, region, home);
     if (rc == 1 && !more && region->n_blocks >= PC__WARM_LEAST_BLOCKS)
         more = pc__home_warm(home);
+    if (rc == 1 && !more) {
+        rc = pc__region_look(engine, region, home);
+        more = rc == 1;
+    }
     return rc < 0 ? rc : more;
 }
 
@@ -689,7 +698,7 @@ static void *run(void *arg)
         pthread_mutex_lock(&region->lock);
         /* Of a region that is freed nobody wants what it lacks: it goes, and a try would hold it. */
         const bool tries_again = rc < 0 && rc != PC_ERR_CLOSED && !region->forgotten;
-        if (tries_again)
+        if (tries_again || (rc >= 0 && pc__delta_waits(region)))
             queue_later(engine, region);
         else if (rc == 1)
             pc__worker_queue(engine, region);

@@ -18,6 +18,7 @@
  * is left. So a reply that waits in a queue shows the version that it was asked for, and never a
  * block in the middle. A wait that is broken off and the next one do not mix: each has its number.
  */
+#include "engine/checks/checks.h"
 #include "engine/core/core.h"
 #include "engine/store/store.h"
 #include "common/disk_file.h"
@@ -155,6 +156,7 @@ void pc__home_free(struct pc_engine *engine, struct pc__home *home, uint64_t len
     }
     engine->observers.home_ended(home);
     pc__lost_close(home->lost);
+    pc__unchecked_close(home->unchecked);
     free(home->segments);
     free(home);
 }
@@ -182,14 +184,15 @@ int pc__home_make(struct pc_engine *engine, struct pc__region *region, enum pc_m
                   const struct pc_segment *segments, size_t n_segments, int *fd)
 {
     struct pc__home *home = pc__home_new();
-    const bool on_disk = medium == PC_MEDIUM_DISK, in_file = medium == PC_MEDIUM_FILE;
+    const bool in_file = medium == PC_MEDIUM_FILE;
+    const bool on_disk = medium == PC_MEDIUM_DISK || (engine->durable && !n_segments);
     if (!home)
         return pc__fail(PC_ERR_NO_MEMORY, "a home record");
     const uint64_t notes_bytes = in_file ? pc__lost_notes_bytes(region->length_bytes) : 0;
     uint64_t inode;
     int rc = pc__descriptors_spare();
     if (!rc)
-        rc = pc__store_file_make(engine, region->length_bytes + notes_bytes, on_disk, false, &inode);
+        rc = pc__store_file_make(engine, region->length_bytes + notes_bytes, on_disk, in_file, &inode);
     if (rc >= 0)
         rc = pc__store_open(&home->base, rc, inode, region->length_bytes, 0, on_disk);
     if (!rc && in_file)
@@ -284,7 +287,7 @@ void pc__home_release(struct pc_engine *engine, struct pc__region *region, struc
 
 bool pc__home_is_held_up(const struct pc__home *home)
 {
-    return home->held_up || home->change_said;
+    return home->held_up || home->change_said || home->waits_for_store;
 }
 
 bool pc__home_is_behind(const struct pc__home *home)
@@ -296,6 +299,15 @@ bool pc__home_is_behind(const struct pc__home *home)
 }
 
 /* --------------------------------------------------------------- resolving */
+
+uint64_t pc__home_damaged(const struct pc__home *home, uint64_t block, uint64_t n)
+{
+    const struct pc__blockset *damaged = home->is_unchecked ? &home->unchecked->damaged : NULL;
+    uint64_t at = damaged ? pc__blockset_next(damaged, block, block + n) : block + n;
+    while (at < block + n && home->overlay.memfd >= 0 && pc__blockset_has(&home->overlay.data, at))
+        at = pc__blockset_next(damaged, at + 1, block + n);
+    return at;
+}
 
 /* The first segment that ends after offset, or n_segments. */
 static size_t segment_after(const struct pc__home *home, uint64_t offset)
@@ -348,6 +360,8 @@ static struct pc__home_part of_base(const struct pc__home *home, uint64_t block,
         n = until < n ? until : n;
     }
     uint64_t limit = block + n;
+    if (home->is_unchecked && pc__blockset_has(&home->unchecked->damaged, block))
+        return (struct pc__home_part){.kind = PC__HOME_LOST, .n_blocks = 1, .memfd = -1};
     if (pc__blockset_has(&home->base.data, block))
         return of_store(&home->base, block, limit);
     return (struct pc__home_part){.kind = PC__HOME_ZEROS,
@@ -427,12 +441,13 @@ static bool delta_of_lost(const struct pc__home *home, uint64_t version, uint64_
 {
     const struct pc__layer *layer = NULL;
     uint64_t n = 1, position;
-    if (!home->lost)
+    if (!home->lost && !home->is_unchecked)
         return false;
     while ((layer = pending_before(home, layer, version, block, &position)))
         if (!(layer->flags & PC__LAYER_DELTA))
             return false;
-    return pc__lost_at(home->lost, home->applied, block, &n, NULL);
+    return pc__home_damaged(home, block, 1) == block ||
+           (home->lost && pc__lost_at(home->lost, home->applied, block, &n, NULL));
 }
 
 struct pc__home_part pc__home_resolve(struct pc_engine *engine, const struct pc__region *region,
@@ -528,8 +543,9 @@ static int compose_delta(struct pc_engine *engine, struct pc__region *region,
  * on. A layer or a store: what was in a layer may have been applied, and what was in the overlay folded into
  * the base, since it was resolved: it is the same there, and stays while it is held. So do the files. */
 static int file_of(const struct pc__home *home, uint64_t version, uint64_t block, uint64_t *n,
-                   uint64_t *offset)
+                   uint64_t *offset, bool *of_base_alone)
 {
+    *of_base_alone = false;
     uint64_t limit = block + *n, k, at;
     for (const struct pc__link *link = home->pending.prev; link != &home->pending; link = link->prev) {
         const struct pc__layer *layer = pc__of((struct pc__link *)(uintptr_t)link, struct pc__layer, link);
@@ -550,6 +566,7 @@ static int file_of(const struct pc__home *home, uint64_t version, uint64_t block
                            : pc__blockset_next(changed, block, limit);
     *n = limit - block;
     *offset = block << PC_BLOCK_SHIFT;
+    *of_base_alone = !is_changed;
     const struct pc__store *store = is_changed ? &home->overlay : &home->base;
     return store->is_broken ? -1 : store->memfd;
 }
@@ -560,7 +577,7 @@ int pc__store_check(struct pc__region *region, struct pc__store *store)
         return PC_OK;
     pthread_mutex_lock(&region->lock);
     int rc = PC_OK;
-    if (store->is_broken && ftruncate(store->memfd, 0)) /* again: a write may have been on its way */
+    if (store->is_broken && !pc__disk_file_has_name(store->memfd) && ftruncate(store->memfd, 0)) /* again: a write may have been on its way */
         rc = pc__fail_errno("cutting a file that the disk has refused to write");
     else if (store->is_broken)
         rc = pc__fail(PC_ERR_SYSTEM, "the disk has refused some of what was written to it");
@@ -573,35 +590,49 @@ int pc__store_check(struct pc__region *region, struct pc__store *store)
     return rc;
 }
 
-/* A read of the file has failed. */
+/* The disk has refused a part of it. */
 static void note_broken(struct pc__region *region, struct pc__home *home, int fd)
 {
-    if (!pc__disk_file_is_cut(fd))
-        return;
     pthread_mutex_lock(&region->lock);
     home->base.is_broken |= fd == home->base.memfd;
     home->overlay.is_broken |= fd == home->overlay.memfd;
     pthread_mutex_unlock(&region->lock);
 }
 
-int pc__home_read_disk(struct pc__region *region, const struct pc__home *home, uint64_t version,
-                       uint64_t block, uint64_t n, uint8_t *out, bool waits)
+static int read_file(struct pc__region *region, const struct pc__home *home, int fd, uint64_t n_bytes,
+                     uint64_t offset, uint8_t *out, bool waits)
+{
+    if (fd < 0)
+        return waits ? pc__fail(PC_ERR_SYSTEM, "the disk has refused some of what was written to it") : PC__COLD;
+    if (!waits && !pc__disk_file_try(fd, out, n_bytes, offset))
+        return PC__COLD;
+    int rc = waits ? pc__file_read(fd, out, n_bytes, offset) : PC_OK;
+    const int refused = pc__disk_file_check(fd); /* it is said once */
+    if (refused || (rc && pc__disk_file_is_cut(fd)))
+        note_broken(region, (struct pc__home *)(uintptr_t)home, fd);
+    return refused ? refused : rc;
+}
+
+int pc__home_read_disk(struct pc_engine *engine, struct pc__region *region, const struct pc__home *home,
+                       uint64_t version, uint64_t block, uint64_t n, uint8_t *out, bool waits)
 {
     int rc = PC_OK;
     for (uint64_t k; n && !rc; n -= k, block += k, out += k << PC_BLOCK_SHIFT) {
+        uint32_t sums[PC__CHECK_BLOCKS];
         uint64_t offset;
+        bool of_base_alone;
         k = n;
         pthread_mutex_lock(&region->lock);
-        const int fd = file_of(home, version, block, &k, &offset);
+        const int fd = file_of(home, version, block, &k, &offset, &of_base_alone);
+        const int looks = of_base_alone && fd >= 0 ? pc__unchecked_expect(home->unchecked, block, &k, sums) : 0;
         pthread_mutex_unlock(&region->lock);
-        if (fd >= 0 && !waits) {
-            rc = pc__disk_file_try(fd, out, k << PC_BLOCK_SHIFT, offset) ? PC_OK : PC__COLD;
-            continue;
-        }
-        rc = fd < 0 ? pc__fail(PC_ERR_SYSTEM, "the disk has refused some of what was written to it")
-                    : pc__disk_file_read(fd, out, k << PC_BLOCK_SHIFT, offset);
-        if (rc && fd >= 0)
-            note_broken(region, (struct pc__home *)(uintptr_t)home, fd);
+        if (looks < 0)
+            return looks;
+        rc = read_file(region, home, fd, k << PC_BLOCK_SHIFT, offset, out, waits);
+        if (looks && rc != PC__COLD)
+            rc = pc__unchecked_judge(engine, region, home->unchecked, fd, block, k, sums, out, rc, waits);
+        if (looks && rc == 1)
+            rc = PC__COLD;
     }
     return rc;
 }
@@ -611,7 +642,7 @@ int pc__home_compose(struct pc_engine *engine, struct pc__region *region,
                      uint64_t block, uint8_t *out)
 {
     if (kind == PC__HOME_DISK)
-        return pc__home_read_disk(region, home, version, block, 1, out, true);
+        return pc__home_read_disk(engine, region, home, version, block, 1, out, true);
     if (kind == PC__HOME_MIXED) {
         compose_base(home, block, out);
         return PC_OK;

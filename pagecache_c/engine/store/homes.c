@@ -1,11 +1,63 @@
-/* homes.c - what Python says of a region's homes: who they are, that one is lost, or that all of the region is.
+/* homes.c - what Python says of a region's homes: who they are, that one is lost, or that all of the region is;
+ * and the files of those that are here.
  *
  * Locks: region.lock for the homes. All loops are told, for each has fetches that wait.
  */
 #include "engine/core/core.h"
 #include "engine/store/store.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
+
+/* ------------------------------------------------------------ their files */
+
+/* A description of its own: a dup would share with us that a refused write was said already. */
+static int open_again(int fd)
+{
+    char path[64];
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    const int again = open(path, O_RDWR | O_CLOEXEC);
+    return again < 0 ? pc__fail_errno("opening the file of a home once more") : again;
+}
+
+/* Under region.lock. */
+static int file_of_home(const struct pc__region *region, struct pc_home_file *out)
+{
+    const bool made = region->home && region->state != PC__REGION_CREATING;
+    const bool prepared = region->prepared && region->prepared_sealed;
+    const struct pc__home *home = made ? region->home : prepared ? region->prepared : NULL;
+    const unsigned long long id = region->id;
+    if (!home || home->base.memfd < 0)
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu is not homed here", id);
+    if (!home->base.on_disk)
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu is in memory here, and in no file", id);
+    if (home->base.is_broken)
+        return pc__fail(PC_ERR_SYSTEM, "the disk has refused a part of variable %llu", id);
+    const int fd = open_again(home->base.memfd);
+    *out = (struct pc_home_file){.version = home->base.version,
+                                 .base_address = region->base_address,
+                                 .length_bytes = region->length_bytes,
+                                 .in_file = region->in_file,
+                                 .fd = fd};
+    return fd < 0 ? fd : PC_OK;
+}
+
+PC_API int pc_engine_home_file(pc_engine *engine, uint64_t id, struct pc_home_file *out)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    *out = (struct pc_home_file){.fd = -1};
+    if (!region)
+        return pc__fail(PC_ERR_NO_REGION, "variable %llu", (unsigned long long)id);
+    pthread_mutex_lock(&region->lock);
+    const int rc = file_of_home(region, out);
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(engine, region);
+    return rc;
+}
+
+/* ------------------------------------------------------------- who they are */
 
 static int tell_loops(struct pc_engine *engine, uint64_t region, uint64_t server_id, int error)
 {

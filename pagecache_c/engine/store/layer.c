@@ -197,6 +197,7 @@ int pc__layer_adopt(struct pc_engine *engine, const struct pc__kept *kept, int f
         return PC_OK;
     }
     layer->version = kept->version;
+    layer->undurable = engine->durable && layer->flags & PC__LAYER_MADE_WHOLE; /* for all that is known */
     if (layer->flags & PC__LAYER_MADE_WHOLE)
         drop_delta(engine, layer);
     return add_staged(engine, layer,
@@ -543,4 +544,59 @@ PC_API int pc_engine_has_layer(pc_engine *engine, uint64_t region, uint64_t comm
     const bool here = find(engine, region, commit_id) != NULL;
     pthread_mutex_unlock(&engine->lock);
     return here;
+}
+
+/* ------------------------------------------------------------------- files */
+
+/* publish_lock is held: a layer that leaves the staged ones for its home is at one of the two. Returns the file,
+ * or an error. */
+static int open_layer(const struct pc__layer *layer, uint64_t *bytes)
+{
+    const int fd = fcntl(layer->memfd, F_DUPFD_CLOEXEC, 0);
+    *bytes = layer->bytes;
+    return fd < 0 ? pc__fail_errno("dup of a layer's file") : fd;
+}
+
+static int open_staged(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t *bytes)
+{
+    pthread_mutex_lock(&engine->lock);
+    const struct pc__layer *layer = find(engine, region, commit_id);
+    const int fd = layer ? open_layer(layer, bytes) : PC_ERR_NO_VERSION;
+    pthread_mutex_unlock(&engine->lock);
+    return fd;
+}
+
+static int open_pending(struct pc_engine *engine, uint64_t id, uint64_t commit_id, uint64_t *bytes)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    int fd = PC_ERR_NO_VERSION;
+    if (!region)
+        return fd;
+    pthread_mutex_lock(&region->lock);
+    struct pc__link *pending = region->home ? &region->home->pending : NULL;
+    for (struct pc__link *link = pending ? pending->next : NULL; link != pending; link = link->next) {
+        const struct pc__layer *layer = pc__of(link, struct pc__layer, link);
+        if (layer->commit_id == commit_id)
+            fd = open_layer(layer, bytes);
+    }
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(engine, region);
+    return fd;
+}
+
+PC_API int pc_engine_layer_file(pc_engine *engine, uint64_t region, uint64_t commit_id, int *fd,
+                                uint64_t *bytes)
+{
+    pthread_mutex_lock(&engine->publish_lock);
+    *fd = open_staged(engine, region, commit_id, bytes);
+    if (*fd == PC_ERR_NO_VERSION)
+        *fd = open_pending(engine, region, commit_id, bytes);
+    pthread_mutex_unlock(&engine->publish_lock);
+    const int rc = *fd;
+    if (rc >= 0)
+        return PC_OK;
+    *fd = -1;
+    return rc != PC_ERR_NO_VERSION ? rc
+                                   : pc__fail(rc, "no layer of variable %llu is here under %#llx",
+                                              (unsigned long long)region, (unsigned long long)commit_id);
 }

@@ -179,7 +179,10 @@ static int add_data(const struct of_home *of, struct pc__blockset *data, uint64_
         int rc = resolve(of->engine, of->region, of->version, at, past - at, &part);
         if (rc)
             return rc;
-        if (part.kind == PC__HOME_ZEROS || part.kind == PC__HOME_LOST || part.kind == PC__HOME_FILE)
+        const bool is_damaged =
+            part.kind == PC__HOME_LOST && pc__home_damaged(of->region->home, at, 1) == at;
+        if (part.kind == PC__HOME_ZEROS || part.kind == PC__HOME_FILE ||
+            (part.kind == PC__HOME_LOST && !is_damaged)) /* the other end would take it for zeros */
             continue;
         if (pc__blockset_add(data, at, part.n_blocks) < 0)
             return pc__fail(PC_ERR_NO_MEMORY, "a block set");

@@ -13,6 +13,9 @@
  * So the worker goes no further before the keeper has said that it has the whole one: a base or overlay of
  * which a part has changed is no version to XOR a delta with, and the history may have no room for the old.
  *
+ * In a session whose homes outlive it (pc_engine_options.durable) it goes no further either before the whole
+ * layer is in a synced file (NEED_DURABLE): after a cut of power the base may have any part of it.
+ *
  * What is lost stays lost: XORed with a block that nobody has, a delta says nothing. The whole layer lacks
  * those blocks; they come back when the region is rebuilt, or by a layer that is no delta.
  *
@@ -60,9 +63,10 @@ struct whole {
 /* Under region.lock: how many blocks there are from there on, n at most; 0: *lost are lost. */
 static uint64_t not_lost(const struct pc__home *home, uint64_t block, uint64_t n, uint64_t *lost)
 {
-    *lost = n;
-    if (!home->lost)
-        return n;
+    const uint64_t damaged = pc__home_damaged(home, block, n) - block;
+    *lost = damaged ? damaged : 1;
+    if (!home->lost || !damaged)
+        return damaged;
     return pc__lost_at(home->lost, home->applied, block, lost, NULL) ? 0 : *lost;
 }
 
@@ -194,6 +198,7 @@ static int make_whole(struct pc_engine *engine, struct pc__region *region,
         return rc;
     (*out)->version = delta->version;
     (*out)->unheard = true;
+    (*out)->undurable = engine->durable;
     rc = pc__layer_keep(engine, *out);
     if (rc) {
         pc__unkeep(engine, (*out)->inode);
@@ -279,6 +284,53 @@ static int wait_for_keeper(struct pc_engine *engine, struct pc__region *region,
     return rc == 1 ? PC__BUSY : rc;
 }
 
+#define ASK_DURABLE_NS 5000000000ull
+#define TRY_DURABLE_NS 1000000000ull /* after an error; and so often the worker looks (apply.c) */
+
+/* 1: it may be applied; 0: the home has moved away; PC__BUSY: whoever keeps it beyond the session is asked. */
+static int wait_for_store(struct pc_engine *engine, struct pc__region *region, struct pc__home *home)
+{
+    pthread_mutex_lock(&region->lock);
+    struct pc__layer *layer = next_of(region, home);
+    const bool waits = layer && layer->undurable;
+    home->waits_for_store = waits;
+    const uint64_t now = pc__now_ns();
+    if (waits && now >= layer->ask_durable_at_ns) {
+        const struct pc_event event = {.kind = PC_EVENT_NEED_DURABLE,
+                                       .region = region->id,
+                                       .commit_id = layer->commit_id,
+                                       .version = layer->version};
+        if (pc__engine_request(engine, &event))
+            layer->ask_durable_at_ns = now + ASK_DURABLE_NS;
+    }
+    pthread_mutex_unlock(&region->lock);
+    return !layer ? 0 : waits ? PC__BUSY : 1;
+}
+
+bool pc__delta_waits(const struct pc__region *region)
+{
+    return region->home && region->home->waits_for_store;
+}
+
+PC_API int pc_engine_layer_durable(pc_engine *engine, uint64_t id, uint64_t commit_id, int rc)
+{
+    struct pc__region *region = pc__region_get(engine, id);
+    if (!region)
+        return PC_OK; /* freed meanwhile */
+    pthread_mutex_lock(&region->lock);
+    struct pc__home *home = region->home;
+    struct pc__layer *layer = home ? next_of(region, home) : NULL;
+    if (layer && layer->commit_id == commit_id && layer->undurable) {
+        layer->undurable = home->waits_for_store = rc != PC_OK;
+        layer->ask_durable_at_ns = pc__now_ns() + TRY_DURABLE_NS;
+        if (!rc)
+            pc__worker_hurry(engine, region);
+    }
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(engine, region);
+    return PC_OK;
+}
+
 int pc__delta_make_whole(struct pc_engine *engine, struct pc__region *region, struct pc__home *home)
 {
     pthread_mutex_lock(&region->lock);
@@ -295,7 +347,7 @@ int pc__delta_make_whole(struct pc_engine *engine, struct pc__region *region, st
     }
     const bool is_delta = layer && layer->flags & PC__LAYER_DELTA;
     if (!layer || (!is_delta && !layer->unheard))
-        return 1;
+        return !layer || !layer->undurable ? 1 : wait_for_store(engine, region, home);
     if (said) /* whoever said something to the keeper must be the only one: its answer ends the wait */
         return PC__BUSY;
     int rc = is_delta ? replace_delta(engine, region, home, layer) : 1;
@@ -306,7 +358,7 @@ int pc__delta_make_whole(struct pc_engine *engine, struct pc__region *region, st
     if (layer)
         rc = wait_for_keeper(engine, region, home, layer);
     pthread_mutex_unlock(&region->lock);
-    return !layer ? 0 : rc ? rc : 1;
+    return !layer ? 0 : rc ? rc : wait_for_store(engine, region, home);
 }
 
 /* ------------------------------------------------------------- a group's blocks */

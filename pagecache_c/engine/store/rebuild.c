@@ -335,6 +335,7 @@ static int keep_prepared(struct pc_engine *engine, const struct pc__region *regi
     struct pc__kept kept = pc__kept_of_store(region, PC__KEPT_HOME, base, base->version);
     kept.sealed = sealed;
     kept.reserved[1] = prepared;
+    kept.reserved[PC__KEPT_UNCHECKED_AT] = region->prepared->is_unchecked;
     memcpy(kept.reserved + PC__KEPT_TERM_AT, &region->prepared_term, sizeof region->prepared_term);
     return pc__keep(engine, &kept, base->memfd);
 }
@@ -345,7 +346,7 @@ static int new_home(struct pc_engine *engine, const struct pc_region_info *info,
     struct pc__home *home = pc__home_new();
     const bool in_file = info->medium == PC_MEDIUM_FILE, has_notes = n_lost || in_file;
     uint64_t inode, notes_bytes = has_notes ? pc__lost_notes_bytes(info->length_bytes) : 0;
-    const bool on_disk = info->medium == PC_MEDIUM_DISK;
+    const bool on_disk = info->medium == PC_MEDIUM_DISK || engine->durable;
     if (!home)
         return pc__fail(PC_ERR_NO_MEMORY, "a home record");
     int fd = pc__store_file_make(engine, info->length_bytes + notes_bytes, on_disk, false, &inode);
@@ -436,6 +437,80 @@ PC_API int pc_engine_rebuild_begin(pc_engine *engine, const struct pc_region_inf
     if (region)
         pc__region_put(engine, region);
     return rc;
+}
+
+/* Owns fd. */
+static int home_of_file(struct pc_engine *engine, const struct pc_region_info *info, int fd,
+                        struct pc__home **out)
+{
+    struct pc__home *home = pc__home_new();
+    const bool in_file = info->medium == PC_MEDIUM_FILE;
+    const uint64_t notes_bytes = in_file ? pc__lost_notes_bytes(info->length_bytes) : 0;
+    struct stat st;
+    if (!home) {
+        close(fd);
+        return pc__fail(PC_ERR_NO_MEMORY, "a home record");
+    }
+    int rc = fstat(fd, &st) ? pc__fail_errno("fstat of a home's file") : PC_OK;
+    if (rc)
+        close(fd);
+    else
+        rc = pc__store_open(&home->base, fd, pc__file_id(&st), info->length_bytes, info->version, true);
+    if (!rc && (uint64_t)st.st_size < info->length_bytes + notes_bytes)
+        rc = pc__fail(PC_ERR_PROTOCOL, "a file of %llu bytes for a home of %llu",
+                      (unsigned long long)st.st_size,
+                      (unsigned long long)(info->length_bytes + notes_bytes));
+    if (!rc)
+        rc = pc__memfd_blocks(&home->base.data, fd, info->length_bytes);
+    if (!rc && in_file)
+        rc = pc__lost_open(&home->base, info->length_bytes, true, NULL, 0, &home->lost);
+    const struct pc__kept kept = {.region = info->region,
+                                  .version = info->version,
+                                  .base_address = info->base_address,
+                                  .length_bytes = info->length_bytes,
+                                  .reserved = {[PC__KEPT_UNCHECKED_AT] = 1}};
+    if (!rc)
+        rc = pc__region_adopt_unchecked(engine, home, &kept);
+    home->applied = home->latest = home->history_from = info->version;
+    *out = home;
+    return rc;
+}
+
+PC_API int pc_engine_rebuild_from_file(pc_engine *engine, const struct pc_region_info *info, int fd)
+{
+    if (!pc__region_info_valid(info))
+        return pc__fail(PC_ERR_RANGE, "variable %llu: base or length",
+                        (unsigned long long)info->region);
+    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0)
+        return pc__fail_errno("dup of a home's file");
+    struct pc__home *home = NULL;
+    int rc = home_of_file(engine, info, own, &home);
+    struct pc__home *old = home;
+    struct pc__region *region = rc ? NULL : pc__region_get_or_add(engine, info->region);
+    if (!rc && !region)
+        rc = pc__fail(PC_ERR_NO_MEMORY, "a region record");
+    if (!rc) {
+        pthread_mutex_lock(&region->lock);
+        rc = may_prepare(region, info);
+        if (!rc) {
+            (void)pc__region_sized(region, info->base_address, info->length_bytes);
+            old = region->prepared;
+            region->in_file |= info->medium == PC_MEDIUM_FILE;
+            region->prepared = home;
+            region->prepared_sealed = true;
+            region->prepared_term = info->term;
+            (void)keep_prepared(engine, region, true, true);
+        }
+        pthread_mutex_unlock(&region->lock);
+    }
+    if (!rc)
+        pc__history_drop(engine->history, info->region);
+    if (old)
+        pc__home_free(engine, old, info->length_bytes);
+    if (region)
+        pc__region_put(engine, region);
+    return rc ? rc : pc__keep_wait(engine);
 }
 
 int pc__rebuild_is_filled_by(const struct pc__region *region, int fd)
@@ -646,6 +721,8 @@ int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,
         rc = pc__memfd_blocks(&home->base.data, fd, region->length_bytes);
     if (!rc)
         rc = pc__region_adopt_notes(engine, region, home, kept);
+    if (!rc)
+        rc = pc__region_adopt_unchecked(engine, home, kept);
     if (rc && kept->on_disk) { /* which cannot read it: as above */
         pc__home_free(engine, home, region->length_bytes);
         return PC_OK;
@@ -678,7 +755,7 @@ int pc__rebuild_become_home(struct pc_engine *engine, struct pc__region *region,
     region->prepared = NULL;
     uint64_t version = region->home->base.version;
     region->version = version > region->version ? version : region->version;
-    if (region->n_blocks >= PC__WARM_LEAST_BLOCKS)
+    if (region->n_blocks >= PC__WARM_LEAST_BLOCKS || region->home->is_unchecked)
         pc__worker_queue(engine, region);
     return PC_OK;
 }

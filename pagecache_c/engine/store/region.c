@@ -2,7 +2,9 @@
  *
  * Any thread may enter; contents of a region: region.lock. The table: core/regions.c.
  */
+#include "common/disk_file.h"
 #include "engine/cache/cache.h"
+#include "engine/checks/checks.h"
 #include "engine/core/core.h"
 #include "engine/store/store.h"
 
@@ -46,7 +48,7 @@ static bool take_holes(struct pc_engine *engine, struct pc__region *region)
 /* Under region.lock. False: nobody maps the base. */
 static bool base_opens(struct pc_engine *engine, struct pc__region *region)
 {
-    if (region->home->n_segments || region->home->lost)
+    if (region->home->n_segments || region->home->lost || region->home->is_unchecked)
         return false;
     if (region->is_mapped) /* since a server before this one. What was read of holes is data now */
         pc__count_add(&engine->open_holes, region->open_holes);
@@ -58,7 +60,7 @@ static bool base_opens(struct pc_engine *engine, struct pc__region *region)
 }
 
 /* The base of the home is a generation too, unless its bytes lie in somebody else's memory, blocks of
- * it are lost or in a file (a hole of those is not a block of zeros), or the homes here have so many holes that
+ * it are lost or in a file (a hole of those is not a block of zeros), or were not looked at yet, or the homes here have so many holes that
  * reading them would fill this node: then processes of this node fill an ordinary generation from
  * there, within the budget. Who built in it maps it already, with all its holes, and alone then; who
  * had it from a server before this one may have it. Under region.lock. */
@@ -140,7 +142,7 @@ static int give_up(struct pc_engine *engine, struct pc__region *region, struct p
                      (unsigned long long)store->version, (unsigned long long)region->id, pc_last_message());
     region->lost = PC_ERR_HOME_LOST;
     store->is_broken = true;
-    if (ftruncate(store->memfd, 0))
+    if (!pc__disk_file_has_name(store->memfd) && ftruncate(store->memfd, 0))
         return pc__fail_errno("cutting a file that cannot be read");
     return pc__blockset_add(&store->data, 0, store->data.n_blocks) < 0
                ? pc__fail(PC_ERR_NO_MEMORY, "a block set")
@@ -227,6 +229,59 @@ int pc__region_adopt_notes(struct pc_engine *engine, struct pc__region *region, 
     return rc && home->base.on_disk ? give_up(engine, region, &home->base) : rc;
 }
 
+/* Of a base that comes from an earlier session, where it was not looked at in full. */
+int pc__region_adopt_unchecked(struct pc_engine *engine, struct pc__home *home, const struct pc__kept *kept)
+{
+    if (!kept->reserved[PC__KEPT_UNCHECKED_AT] || !engine->sums_directory)
+        return PC_OK;
+    const int rc = pc__unchecked_open(engine, kept, &home->base.data, &home->unchecked);
+    home->is_unchecked = !rc;
+    return rc;
+}
+
+#define LOOKS_A_TURN 8u /* 2 MiB */
+
+/* Under region.lock: it is as any other from now on. */
+static int become_checked(struct pc_engine *engine, struct pc__region *region)
+{
+    struct pc__home *home = region->home;
+    home->is_unchecked = false;
+    const int rc = pc__region_home_generation(engine, region);
+    struct pc__generation *generation = pc__home_base_generation(region);
+    if (rc) {
+        home->is_unchecked = true; /* the worker tries again */
+        return rc;
+    }
+    if (generation) { /* before what processes have mapped meanwhile: the next ones get this */
+        pc__link_remove(&generation->link);
+        pc__link_push(region->generations.next, &generation->link);
+    }
+    const struct pc__kept kept = pc__kept_of_store(region, PC__KEPT_HOME, &home->base, home->base.version);
+    return pc__keep(engine, &kept, home->base.memfd);
+}
+
+int pc__region_look(struct pc_engine *engine, struct pc__region *region, struct pc__home *home)
+{
+    if (!home->is_unchecked || (!home->unchecked->sums && home->unchecked->damaged.n_set))
+        return 0;
+    uint8_t *some = malloc(PC__CHECK_BLOCKS << PC_BLOCK_SHIFT);
+    if (!some)
+        return pc__fail(PC_ERR_NO_MEMORY, "a copy of blocks");
+    bool more = true;
+    for (unsigned n = 0; more && n < LOOKS_A_TURN; n++)
+        more = pc__unchecked_look(engine, region, home, some);
+    free(some);
+    int rc = PC_OK;
+    pthread_mutex_lock(&region->lock);
+    const bool stays = region->home == home;
+    if (stays && !more) {
+        pc__unchecked_over(home->unchecked);
+        rc = home->unchecked->damaged.n_set ? PC_OK : become_checked(engine, region);
+    }
+    pthread_mutex_unlock(&region->lock);
+    return rc ? rc : stays; /* once more where all is looked at: now the base may change */
+}
+
 /* Takes back one memfd after a restart; owns fd. What was not sealed had no user yet. */
 int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
 {
@@ -291,6 +346,8 @@ int pc__region_adopt(void *arg, const struct pc__kept *kept, int fd)
         region->base_is_builders = kept->reserved[4] != 0;
         memcpy(&region->open_holes, kept->reserved + PC__KEPT_HOLES_AT, sizeof region->open_holes);
         memcpy(&region->term, kept->reserved + PC__KEPT_TERM_AT, sizeof region->term);
+        if (!rc)
+            rc = pc__region_adopt_unchecked(engine, region->home, kept);
         if (!rc && region->is_mapped)
             rc = pc__region_home_generation(engine, region);
     }
@@ -320,6 +377,10 @@ void pc__regions_adopted(struct pc_engine *engine)
         for (struct pc__region *r = engine->regions[b]; r; r = r->hash_next)
             if (r->home && (r->home->base.memfd >= 0 || r->home->overlay.memfd >= 0))
                 home_adopted(engine, r);
+    for (size_t b = 0; b < PC__REGION_BUCKETS; b++)
+        for (struct pc__region *r = engine->regions[b]; r; r = r->hash_next)
+            if (r->home && r->home->is_unchecked)
+                pc__worker_queue(engine, r); /* which has not begun */
     /* Published layers go to their homes, in order; one publish takes all that follow it. */
     for (;;) {
         struct pc__layer *next = NULL;

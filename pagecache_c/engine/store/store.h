@@ -17,6 +17,9 @@ int pc__region_home_generation(struct pc_engine *engine, struct pc__region *regi
 /* Takes back one memfd after a restart, and, when all are there, what they are to each other. */
 int pc__region_adopt(void *engine, const struct pc__kept *kept, int fd);
 void pc__regions_adopted(struct pc_engine *engine);
+/* The worker, with nothing else to do for the region: looks at some blocks of a base of an earlier session. 1: there
+ * is more to do; 0: there is not; negative. */
+int pc__region_look(struct pc_engine *engine, struct pc__region *region, struct pc__home *home);
 void pc__region_lease_dropped(struct pc_engine *engine, struct pc__region *region);
 /* No process maps, unattached, what was adopted: from here on it may move, and go. */
 void pc__regions_settled(struct pc_engine *engine);
@@ -101,16 +104,19 @@ struct pc__home_part pc__home_resolve(struct pc_engine *engine, const struct pc_
  * PC_OK, PC_ERR_NO_VERSION (none such, or not heard of yet) or PC_ERR_EXPIRED. */
 int pc__home_knows(const struct pc_engine *engine, const struct pc__region *region,
                    uint64_t version);
+/* Under region.lock: the first of these blocks that is LOST because it is damaged (engine/checks), unless pending
+ * layers have it; or block + n. The registry does not know of those. */
+uint64_t pc__home_damaged(const struct pc__home *home, uint64_t block, uint64_t n);
 /* One block of kind MIXED, HISTORY, DISK or DELTA, composed. Needs no lock, while held. */
 int pc__home_compose(struct pc_engine *engine, struct pc__region *region,
                      const struct pc__home *home, uint64_t version, enum pc__home_kind kind,
                      uint64_t block, uint8_t *out);
 
 /* Blocks that are each of kind DISK, in one go. Likewise. PC__COLD: it would have to wait for the disk, and
- * is not to. */
+ * is not to. PC_ERR_HOME_LOST: blocks of a base of an earlier session are damaged: they are LOST from then on. */
 #define PC__COLD 2
-int pc__home_read_disk(struct pc__region *region, const struct pc__home *home, uint64_t version,
-                       uint64_t block, uint64_t n, uint8_t *out, bool waits);
+int pc__home_read_disk(struct pc_engine *engine, struct pc__region *region, const struct pc__home *home,
+                       uint64_t version, uint64_t block, uint64_t n, uint8_t *out, bool waits);
 
 /* rows.c: at the home. Status, or PC__WAIT: it has not heard of the version yet. */
 int pc__rows_copy(struct pc_engine *engine, struct pc__region *region, uint64_t version,
@@ -198,11 +204,16 @@ int pc__move_adopt_base(struct pc_engine *engine, struct pc__region *region,
 /* region.c: of a base that is adopted, whether blocks of it are lost. */
 int pc__region_adopt_notes(struct pc_engine *engine, struct pc__region *region, struct pc__home *home,
                            const struct pc__kept *kept);
+/* And whether it comes from an earlier session, and was not looked at in full. */
+int pc__region_adopt_unchecked(struct pc_engine *engine, struct pc__home *home, const struct pc__kept *kept);
 
 /* parity.c: layers that are deltas, or are made of several. */
 /* A step of the worker: 1: the next layer of the home, if there is one, is no delta, and the keeper has it.
- * 0: the home has moved away. PC__BUSY: the keeper has not said so yet. Negative: to be tried again. */
+ * 0: the home has moved away. PC__BUSY: the keeper has not said so yet, or nobody that it is in a synced file.
+ * Negative: to be tried again. */
 int pc__delta_make_whole(struct pc_engine *engine, struct pc__region *region, struct pc__home *home);
+/* Under region.lock: it was BUSY for want of an answer to NEED_DURABLE, which may have to be asked for again. */
+bool pc__delta_waits(const struct pc__region *region);
 
 /* layer.c */
 int pc__layer_keep(struct pc_engine *engine, const struct pc__layer *layer);

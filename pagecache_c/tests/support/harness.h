@@ -95,6 +95,8 @@ struct server {
     _Atomic int repairs_asked;
     _Atomic bool hold_files; /* the test itself reads ranges of files */
     _Atomic int file_error; /* not 0: no range of a file can be read */
+    _Atomic int durables_asked, durable_error; /* of layers that were made whole; and what is answered */
+    _Atomic bool hold_durable; /* nothing is */
 };
 /* What is said of a region, at each version. */
 struct known_repair {
@@ -468,6 +470,12 @@ static inline void *play_python(void *arg)
             case PC_EVENT_NEED_FILE:
                 while (!server->hold_files && read_a_file(server))
                     ;
+                break;
+            case PC_EVENT_NEED_DURABLE:
+                server->durables_asked++;
+                if (!server->hold_durable)
+                    OK(pc_engine_layer_durable(server->engine, event.region, event.commit_id,
+                                               server->durable_error));
                 break;
             case PC_EVENT_KEEPER_LOST: /* the tests that end one look at this */
                 server->keepers_lost++;

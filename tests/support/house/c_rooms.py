@@ -30,8 +30,10 @@ STANDS_ON: Mapping[str, tuple[str, ...]] = {
     "engine/keeper": ("common",),
     "engine/core": ("common", "history", "engine/keeper"),
     "engine/cache": ("common", "engine/core"),
+    "engine/checks": ("common", "kernels", "engine/core"),
     "engine/store": (
         "common", "kernels", "history", "engine/keeper", "engine/core", "engine/cache",
+        "engine/checks",
     ),
     "engine/readahead": ("common", "engine/core"),
     "engine/miss": (
