@@ -34,12 +34,19 @@ def _waits(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any
         try:
             answer = await method(self, *args, **kwargs)
         except Exception:  # not CancelledError: nobody hears that
-            await self._journal.synced()
+            await _synced(self)
             raise
-        await self._journal.synced()
+        await _synced(self)
         return answer
 
     return call
+
+
+async def _synced(registry: Any) -> None:
+    # One that was refused its store has no journal, and has decided nothing: it says why.
+    journal = getattr(registry, "_journal", None)
+    if journal is not None:
+        await journal.synced()
 
 
 def durable(cls: _T) -> _T:
