@@ -14,7 +14,7 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from tests.conftest import until
-from tests.support import driver_script, store_openings, stored
+from tests.support import store_openings, stored
 from tests.support.lab import LocalCluster, local_cluster, require_lab, troubles
 from tests.support.store_openings import SESSION, opening
 
@@ -145,22 +145,18 @@ def test_what_no_name_leads_to_ends_with_its_opening(store: Path) -> None:
 
 
 def test_a_store_is_opened_once_at_a_time(store: Path) -> None:
-    with opening(store):
-        clamor.put(np.arange(5000), name="index")
-        with local_cluster(1, connect=False) as other:
-            script = f"""
-import ray, clamor_ray as clamor
-ray.init(log_to_driver=False)
-try:
-    clamor.init(store={str(store)!r}, session={SESSION!r})
-except clamor.errors.StoreInUseError as error:
-    print("refused", error)
+    put = 'print(clamor.put(np.arange(5000), name="index").version)'
+    change = """
+clamor.add_at(clamor.open("index"), [0], 5)
+print(int(clamor.open("index").get()[0]))
+clamor.shutdown(session="kept")
 """
-            said = driver_script.run(script, lab=other)
-            assert "refused" in said
-            assert str(os.uname().nodename) in said
-        assert clamor.open("index").get()[7] == 7
-        clamor.add_at(clamor.open("index"), [0], 5)
+    with local_cluster(1, connect=False) as first:
+        assert store_openings.run(first, store, put) == 0
+        with local_cluster(1), pytest.raises(errors.StoreInUseError) as failed:
+            store_openings.attach(store)
+        assert f"on {os.uname().nodename}" in str(failed.value)
+        assert store_openings.run(first, store, change) == 5
     with opening(store):
         assert clamor.open("index").get()[0] == 5
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -50,10 +50,16 @@ class Cutter(threading.Thread):
     """Cuts the power at its moment."""
 
     def __init__(
-        self, disk: PowerCutDisk, store: Path, kind: str, log: Path, rng: random.Random
+        self,
+        disk: PowerCutDisk,
+        kind: str,
+        log: Path,
+        rng: random.Random,
+        processes: Callable[[], set[int]],
     ) -> None:
         super().__init__(daemon=True)
-        self._disk, self._store, self._log = disk, store, log
+        self._disk, self._store, self._log = disk, disk.path / "s", log
+        self._processes = processes
         self._kind, self._after_s = kind, rng.uniform(0, LONGEST_S)
         self._skipped = rng.randrange(40)  # files of the kind
         self.saw = ""
@@ -62,11 +68,12 @@ class Cutter(threading.Thread):
     def run(self) -> None:
         before = self._log.read_text().count("did") if self._log.exists() else 0
         until(lambda: self._log.exists() and self._log.read_text().count("did") > before, OPEN_S)
+        pids = self._processes()  # they are many: that takes a while
         if self._kind == "random":
             time.sleep(self._after_s)
         else:
             self._wait_for(KINDS[self._kind])
-        self._disk.cut()
+        self._disk.cut(pids)
         self.has_cut = True
 
     def _files(self) -> Iterator[tuple[str, int]]:
@@ -110,7 +117,10 @@ def commit_until_cut(disk: PowerCutDisk, log: Path, kind: str, rng: random.Rando
             try:
                 assert driver.stdout is not None
                 scope = next((line.strip() for line in driver.stdout if is_scope(line)), "")
-                cutter = Cutter(disk, store, kind, log, rng)
+                cutter = Cutter(
+                    *(disk, kind, log, rng),
+                    lambda: {driver.pid} | store_openings.processes(lab, scope),
+                )
                 cutter.start()
                 while cutter.is_alive() and driver.poll() is None:
                     time.sleep(0.02)

@@ -77,12 +77,17 @@ def of_scope(scope: str) -> set[int]:
     return found
 
 
-def crash(lab: LocalCluster, scope: str) -> None:
-    """SIGKILL to all processes of the cluster and of the session, before any sees another die."""
+def processes(lab: LocalCluster, scope: str) -> set[int]:
+    """All of the cluster and of the session, but this one."""
     pids = set(lab.head_processes()) | of_scope(scope)
     for index in lab.alive():
         pids.update(lab.processes(index))
-    pids.discard(os.getpid())
+    return pids - {os.getpid()}
+
+
+def crash(lab: LocalCluster, scope: str) -> None:
+    """SIGKILL to all processes of the cluster and of the session, before any sees another die."""
+    pids = processes(lab, scope)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
