@@ -36,6 +36,7 @@ NAMES = {
     "sim": "replication on 10 to 10,000 nodes, simulated with the engine's own choice",
     "sparse_lr": "sparse logistic regression, against a parameter server of Ray actors (root)",
     "spread": "cold readers and commits of a variable that is spread, against one home (root)",
+    "store": "commits to a disk, openings and recovery, against dd, LMDB, SQLite, RocksDB",
     "straggler": "k-means with one busy node of four, with and without copies of slow tasks (root)",
     "update": "a hash map that changes between look-ups on three nodes, against ray.put anew",
 }
