@@ -141,7 +141,8 @@ class PageServer:
         if not isinstance(cause, errors.ClamorError):
             text = f"The page server of node {self._node_id} cannot start: {cause!r}"
             cause = errors.ServerUnavailableError(text)
-        is_final = isinstance(cause, (*starting.FINAL, NoDirectory))
+        refused = (NoDirectory, errors.StoreFormatError, errors.StoreAccessError)
+        is_final = isinstance(cause, (*starting.FINAL, *refused))
         with contextlib.suppress(RayError):  # what it says is for a person: the log has it too
             told = self._registry.start_failed.remote(self._node_id, cause, is_final=is_final)
             ray.wait([told], timeout=CALL_S)

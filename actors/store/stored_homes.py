@@ -228,13 +228,16 @@ class StoredHomes:
         return errors.HomeLostError(f"{why}.", hint=hint)
 
     async def until_back(self, region: int, timeout_s: float) -> None:
-        """Waits for a region that is away; not at all where there is no time for that.
+        """Waits for a region that is away; not at all where there is no time for that, or where
+        its files are damaged.
 
         Raises:
             HomeLostError: It is still away, and nothing makes it again.
         """
-        if timeout_s <= 0 or self.error(region) is None:
+        if timeout_s <= 0 or (away := self.error(region)) is None:
             return
+        if self._damage(region):  # nobody brings it back
+            raise away
         self._waited.add(region)
         await self._waited.until_over(region, timeout_s)
         if (away := self.error(region)) is not None:
