@@ -463,6 +463,7 @@ int pc_engine_has_layer(pc_engine *engine, uint64_t region, uint64_t commit_id);
  * memory, or not sealed yet. PC_ERR_SYSTEM: the disk has refused a part of it. */
 struct pc_home_file {
     uint64_t version, base_address, length_bytes;
+    uint64_t term;             /* of which this server is, or is to be, the home; 0: it was not said */
     uint32_t in_file;          /* 1: what no commit has written is in a file (PC_MEDIUM_FILE) */
     int fd;
 };

@@ -88,9 +88,10 @@ class StorePart:
         self._engine: _native.Engine | None = None
         self._outcome: Callable[[int], dict[int, int]] = lambda commit_id: {}
         self._lock = threading.Lock()
-        self._region_locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._locks: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
         self._layers: dict[int, _Layers] = {}
         self._undecided: dict[_Name, float] = {}  # when they came
+        self._written: set[_Name] = set()  # of those, what this process has synced
         self._taking = threading.Lock()
         self._taken: dict[str, directories.NodeDirectory] = {}
         self._stopping = threading.Event()
@@ -132,21 +133,21 @@ class StorePart:
 
         Returns:
             Why regions are not here though they should be: files are missing, or not as they were
-            written. They are left as they are.
+            written, or the disk refuses them. They are left as they are.
 
         Raises:
-            StoreError, NoSpaceError: The disk refuses to be read or written.
+            StoreError: The directory cannot be read.
         """
         began_s = time.monotonic()
         damaged: dict[int, str] = {}
-        self._drop_all_but({each.record.region for each in state.regions})
+        self._drop_all_but({each.record.region for each in state.regions}, state.next_region)
         names, mapped = layer_files.scan_layers(self.path), mapped_files()
         for each in state.regions:
             region = each.record.region
             try:
                 self._bring_back(self.path, each, names.get(region, []), mapped)
                 fd = self._base_of(each.record)
-            except (errors.StoreDamagedError, errors.StoreFormatError) as failure:
+            except (errors.StoreError, errors.NoSpaceError) as failure:
                 logger.error("%s cannot be opened: %s", label(region), failure)
                 damaged[region] = cause_of(failure)
                 continue
@@ -158,6 +159,7 @@ class StorePart:
                     each.record.length_bytes,
                     fd,
                     in_file=each.record.in_file,
+                    term=each.record.term,
                 )
             finally:
                 os.close(fd)
@@ -167,10 +169,18 @@ class StorePart:
         )
         return damaged
 
-    def _drop_all_but(self, regions: set[int]) -> None:
-        """What another home has meanwhile, or nobody had ever heard of."""
+    def _drop_all_but(self, regions: set[int], next_region: int) -> None:
+        """What another home has meanwhile, or was freed. Of what the registry will only give out,
+        this directory is newer than the registry's: it stays."""
         for region in {*bases.bases_of(self.path), *layer_files.scan_layers(self.path)} - regions:
-            bases.drop_region(self.path, region)
+            if region < next_region:
+                bases.drop_region(self.path, region)
+            else:
+                logger.error(
+                    "the registry's part of the store is older than %s: variable %d stays there, "
+                    "and cannot be read",
+                    *(self.path, region),
+                )
 
     @staticmethod
     def _bring_back(
@@ -293,6 +303,8 @@ class StorePart:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
+            if self._thread.is_alive():  # it writes still: the end of the process lets go
+                return
         for other in self._taken.values():
             other.close()
         self._noted.unlink(missing_ok=True)
@@ -326,13 +338,13 @@ class StorePart:
             NoSpaceError, StoreError: As ``keep``.
             FreedError: It is not staged here.
         """
-        with self._lock:
-            is_kept = (region, commit_id) in self._undecided
-        if is_kept:
-            return
-        self._write(region, commit_id, 0)
-        with self._lock:
-            self._undecided[region, commit_id] = time.monotonic()
+        with self._one((region, commit_id)):  # and no commit waits for a checkpoint
+            if (region, commit_id) in self._written:
+                return
+            self._write(region, commit_id, 0)
+            with self._lock:
+                self._written.add((region, commit_id))
+                self._undecided[region, commit_id] = time.monotonic()
 
     def keep_whole(self, region: int, commit_id: int, version: int) -> None:
         """A delta was made whole, and the base may change once this returns. In place of the delta.
@@ -343,8 +355,7 @@ class StorePart:
         with self._one(region):
             self._write(region, commit_id, version)
             layer_files.drop_layer(self.path, region, commit_id)
-            with self._lock:
-                self._undecided.pop((region, commit_id), None)
+            self._decided(region, commit_id)
             self._note(LayerName(region, commit_id, version), time.monotonic())
 
     def _write(self, region: int, commit_id: int, version: int) -> None:
@@ -374,25 +385,43 @@ class StorePart:
             )
             for each in new:
                 self._note(LayerName(each.region, each.commit_id, each.version), now_s)
-                with self._lock:
-                    self._undecided.pop((each.region, each.commit_id), None)
+                self._decided(each.region, each.commit_id)
 
     def drop_layers(self, commit_id: int, regions_of_it: Iterable[int]) -> None:
         """The commit was refused."""
         for region in regions_of_it:
             with self._one(region):
                 layer_files.drop_layer(self.path, region, commit_id)
-                with self._lock:
-                    self._undecided.pop((region, commit_id), None)
+                self._decided(region, commit_id)
+
+    def _decided(self, region: int, commit_id: int) -> None:
+        with self._lock:
+            self._undecided.pop((region, commit_id), None)
+            self._written.discard((region, commit_id))
 
     def drop_region(self, region: int) -> None:
-        """It is freed, or has another home."""
+        """It is freed."""
         with self._one(region):
-            bases.drop_region(self.path, region)
-            with self._lock:
-                self._layers.pop(region, None)
-                for name in [name for name in self._undecided if name[0] == region]:
-                    del self._undecided[name]
+            self._drop(region)
+
+    def drop_unless_here(self, region: int) -> None:
+        """It has another home, or what was got ready here is not needed; as far as that is still
+        so: a word of an earlier home may come late."""
+        with self._one(region):
+            try:
+                os.close(self._home_file(region).fd)
+            except errors.FreedError:
+                self._drop(region)
+            except errors.SystemCallError:  # it is, and the disk has refused a part of it
+                pass
+
+    def _drop(self, region: int) -> None:
+        bases.drop_region(self.path, region)
+        with self._lock:
+            self._layers.pop(region, None)
+            names = [name for name in self._undecided if name[0] == region]
+        for name in names:
+            self._decided(*name)
 
     # -- checkpoints
 
@@ -438,6 +467,8 @@ class StorePart:
             try:
                 home = self._synced_home(region)
             except errors.FreedError:  # it goes, and its files with it
+                with self._lock:
+                    self._layers.pop(region, None)
                 return
             try:
                 if home.version >= versions[0]:
@@ -495,10 +526,10 @@ class StorePart:
     # -- private
 
     @contextlib.contextmanager
-    def _one(self, region: int) -> Iterator[None]:
-        """Nobody else changes the region's files meanwhile."""
+    def _one(self, what: int | _Name) -> Iterator[None]:
+        """Nobody else changes the region's files meanwhile, or writes the layer."""
         with self._lock:
-            lock = self._region_locks.setdefault(region, threading.RLock())  # as long as it is held
+            lock = self._locks.setdefault(what, threading.RLock())  # there as long as it is held
         with lock:
             yield
 

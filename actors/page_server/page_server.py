@@ -210,12 +210,16 @@ class PageServer:
         keeper = keepers.find_keeper(self._keeper_socket(config, server_id), has_served)
         if keeper is None and has_served:
             server_id = registry.renew_server(node_id, server_id, NO_KEEPER)
+            if self._store is not None:  # whose directory it has under this id, too
+                server_id, _ = registry.begin_server(node_id, self._place)
         self._keeper_name = self._keeper_socket(config, server_id)
+        # Before there is a keeper: the next start would take an empty one for whole.
+        is_cold = keeper is None and self._store is not None
+        state = registry.store_state(server_id) if is_cold else StoreState()
         self._keeper = keeper or keepers.start_keeper(self._keeper_name, config.orphan_timeout_s)
         damaged: dict[int, str] = {}
-        is_cold = keeper is None and self._store is not None
-        if keeper is None and self._store is not None:
-            damaged = self._open_again(self._store, registry.store_state(server_id))
+        if is_cold and self._store is not None:
+            damaged = self._open_again(self._store, state)
         name = names.server_socket(config.job_scope, node_id, config.sockets_below)
         # Before the engine takes back what the keeper has: that may drop history for want of room.
         floors = registry.floors_at(server_id)
@@ -673,7 +677,7 @@ class PageServer:
         self._on_loop(tell())
         self._moved_homes.told(record)
         if self._store is not None and self._engine.server_id not in record.homes:
-            self._store.drop_region(record.region)
+            self._store.drop_unless_here(record.region)
         if self._engine.server_id in record.homes:  # the home before is told next, or commits go on
             self._engine.wait_for_keeper()
         elif record.region in self._pins.regions:
@@ -681,8 +685,8 @@ class PageServer:
 
     def _gone_unless_home(self, region: int) -> None:
         """What was got ready here is not needed."""
-        if self._store is not None and not self.is_home(region):
-            self._store.drop_region(region)
+        if self._store is not None:
+            self._store.drop_unless_here(region)
 
     # -- files
 

@@ -41,11 +41,13 @@ class ServerLoss:
         server_id: Its id.
         node_id: Its node, where that needs another one; None: it has one, or was never here.
         orders: What follows for regions that are ending.
+        is_there: Another one has come in its place already, or is about to.
     """
 
     server_id: int
     node_id: str | None
     orders: tuple[Retire, ...]
+    is_there: bool = False
 
 
 class Liveness:
@@ -155,7 +157,7 @@ class Liveness:
         lost = ServerLost(server_id, reason)
         self._late.note_server(server_id, lost)
         node_id = info.node_id if isinstance(info, ServerInfo) and not is_there else None
-        loss = ServerLoss(server_id=server_id, node_id=node_id, orders=orders)
+        loss = ServerLoss(server_id=server_id, node_id=node_id, orders=orders, is_there=is_there)
         for tell in self.when_lost:
             tell(loss)
         return lost

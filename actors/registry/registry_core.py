@@ -166,6 +166,11 @@ class RegistryCore:
 
     # -- regions
 
+    @property
+    def next_region(self) -> int:
+        """The first id that was not given out."""
+        return self._next_region
+
     def ids_from(self, first_region: int) -> None:
         """Ids of regions begin there. Of no effect where one was given already.
 

@@ -37,6 +37,7 @@ from clamor_ray._store.directories import RegistryDirectory, open_registry
 from clamor_ray.actors.commits.durable_journal import DurableJournal
 from clamor_ray.actors.commits.journal import ANY_REGION, Journal, Saved
 from clamor_ray.actors.process import journals
+from clamor_ray.actors.registry.liveness import ServerLoss
 from clamor_ray.actors.registry.regions import AddressRoom
 from clamor_ray.actors.registry.registry import Registry
 from clamor_ray.actors.registry.registry_core import RegionState
@@ -145,8 +146,13 @@ class StoreRegistry(Registry):
             is_starting=self._servers.is_starting,
             is_leaving=self._drains.is_leaving,
         )
+        self._liveness.when_lost.insert(0, self._is_expected)
         self._liveness.when_lost.append(lambda loss: directories.server_lost())
         directories.open()
+
+    def _is_expected(self, loss: ServerLoss) -> None:
+        if loss.is_there:
+            self._stored_homes.expect(loss.server_id)
 
     def _lose(self, server_id: int, reason: str) -> None:
         self._liveness.lose(server_id, reason)

@@ -14,6 +14,8 @@ Thread safety: everything belongs to one asyncio loop.
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -36,6 +38,7 @@ DAMAGED_HINT = (
     "The files are left as they are: look at them with clamor-fsck when the store is not open. "
     "The store's other variables can be read and changed."
 )
+BACK_S = 60.0  # a page server takes so long at most to begin again, and redo what it has
 AWAY_HINT = (
     "Nothing of it is lost. Start a node on which this directory is: from then on the variable can "
     "be read and changed as before."
@@ -72,6 +75,7 @@ class StoredHomes:
         self.unheard = unheard
         self._waited = Waited()
         self._given: dict[int, list[int]] = {}  # home -> regions that nobody was told of yet
+        self._expected_s: dict[str, float] = {}  # directory -> since when
         self._damaged: dict[int, tuple[int, str]] = {}  # home, and why
         self.when_back: Callable[[int, int], object] = lambda region, home: None
         self.when_damaged: Callable[[int, int], object] = lambda region, home: None
@@ -103,7 +107,8 @@ class StoredHomes:
         """
         lives = self._core.lives.of_directory(directory)
         regions = (region for each in sorted(lives) for region in self._core.homed_at(each))
-        return StoreState(tuple(self._stored(region, home) for region in sorted(regions)))
+        found = tuple(self._stored(region, home) for region in sorted(regions))
+        return StoreState(found, self._core.next_region)
 
     def _stored(self, region: int, home: int) -> StoredRegion:
         record = self._core.record_of(region)
@@ -227,12 +232,24 @@ class StoredHomes:
         hint = DAMAGED_HINT if self._damage(region) else AWAY_HINT
         return errors.HomeLostError(f"{why}.", hint=hint)
 
+    def expect(self, server_id: int) -> None:
+        """A page server that is about to be lost begins again at once, with the same directory: who
+        needs what is there waits for that."""
+        if directory := self._core.lives.directory_of(server_id):
+            self._expected_s[directory] = asyncio.get_running_loop().time()
+
+    def _is_expected(self, region: int) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        directories = map(self._core.lives.directory_of, self._core.homes_of(region))
+        return any(now_s - self._expected_s.get(each, -math.inf) < BACK_S for each in directories)
+
     async def until_back(self, region: int, timeout_s: float) -> None:
         """Waits for a region that is away; not at all where there is no time for that, or where
         its files are damaged.
 
         Raises:
-            HomeLostError: It is still away, and nothing makes it again.
+            HomeLostError: It is still away, nobody is about to bring it, and nothing makes it
+                again.
         """
         if timeout_s <= 0 or (away := self.error(region)) is None:
             return
@@ -240,7 +257,7 @@ class StoredHomes:
             raise away
         self._waited.add(region)
         await self._waited.until_over(region, timeout_s)
-        if (away := self.error(region)) is not None:
+        if (away := self.error(region)) is not None and not self._is_expected(region):
             raise away
 
     def forget(self, region: int) -> None:

@@ -746,6 +746,7 @@ class Keeper:
         fd: int,
         *,
         in_file: bool = False,
+        term: int = 0,
     ) -> None:
         """Gives it the file of a home of an earlier session, before any engine has it.
 
@@ -753,6 +754,7 @@ class Keeper:
             region, version, base_address, length_bytes: Of the home.
             fd: Its file, which stays the caller's.
             in_file: As in `Engine.define_region`.
+            term: In which that server is the home: what is said of earlier ones changes nothing.
 
         Raises:
             WaitTimeoutError: The keeper takes nothing.
@@ -764,6 +766,7 @@ class Keeper:
             base_address=base_address,
             length_bytes=length_bytes,
             in_file=in_file,
+            term=term,
         )
         put_home(self._fd, region, home)
 

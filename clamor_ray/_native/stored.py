@@ -18,6 +18,7 @@ class HomeFile:
         fd: Open for reading and writing. Whose it is says the call that gives it or takes it.
         version: That its blocks are at. Blocks of later ones may be there, in part.
         base_address, length_bytes: Of the region. Behind its length lie notes of the engine.
+        term: In which the server is, or is to be, the home; 0: it was not said.
         in_file: What no commit has written is in a file of the user's, and not in this one.
     """
 
@@ -26,6 +27,7 @@ class HomeFile:
     base_address: int
     length_bytes: int
     in_file: bool
+    term: int = 0
 
 
 class StoredFiles(_Handle):
@@ -49,6 +51,7 @@ class StoredFiles(_Handle):
             base_address=int(out.base_address),
             length_bytes=int(out.length_bytes),
             in_file=bool(out.in_file),
+            term=int(out.term),
         )
 
     def layer_file(self, region: int, commit_id: int) -> tuple[int, int]:
@@ -100,4 +103,5 @@ def put_home(keeper_fd: int, region: int, home: HomeFile) -> None:
     what = c.ffi.new("struct pc_home_file *")
     what.version, what.base_address = home.version, home.base_address
     what.length_bytes, what.in_file, what.fd = home.length_bytes, home.in_file, home.fd
+    what.term = home.term
     check(c.lib.pc_keeper_put_home(keeper_fd, region, what), region=region)

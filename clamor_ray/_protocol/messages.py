@@ -401,10 +401,15 @@ class StoredRegion:
 
 @dataclass(frozen=True)
 class StoreState:
-    """All that a page server is home of, for its directory's cold start: what else is there is of
-    no use any more."""
+    """All that a page server is home of, for its directory's cold start.
+
+    Args:
+        regions: What else is there below `next_region` is of no use any more.
+        next_region: The first id that the registry has not given out.
+    """
 
     regions: tuple[StoredRegion, ...] = ()
+    next_region: int = 0
 
 
 LEFT = "it has left: its homes were moved, and no process of its node used it"

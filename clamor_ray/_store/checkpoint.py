@@ -79,6 +79,8 @@ def checkpoint(
             ):
                 _take_sums(sums, batch)
             sums.set_version(version)
+        elif _up_to(found, sums.header.version):  # its sync may have failed: then it is not there
+            sums.set_version(sums.header.version)
         version = sums.header.version
     for name in _up_to(found, version):
         disk.unlink(layer_path(directory, name))

@@ -77,8 +77,8 @@ def redo(
     """
     found = list(layers_of(directory, region) if names is None else names)
     versions = Versions(directory, region, found, committed)
-    for name in versions.merged:
-        if name.oldest <= newest_version < name.version:
+    for name in found:
+        if name.version > newest_version:  # it was named after the registry had it
             raise errors.StoreDamagedError(
                 f"{layer_path(directory, name)} has versions that the registry does not know: it "
                 f"knows {newest_version} of variable {region} as the newest.",
@@ -95,6 +95,8 @@ def redo(
         _check(path, fd, sums, region, newest_version)
         if sums.header.version < newest_version:
             _redo(path, fd, sums, versions, newest_version)
+        elif found:  # who wrote that version may not have synced it
+            sums.set_version(newest_version)
     for name in found:  # those up to the version are in the base now; the others are of no version
         disk.unlink(layer_path(directory, name))
 

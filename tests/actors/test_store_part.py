@@ -314,7 +314,9 @@ def test_what_the_registry_does_not_name_goes(rig: Rig) -> None:
     commit(rig, 11, 1, seed=1)
     rig.crash()
     keeper = Keeper()
-    assert rig.part.open_again(StoreState(), keeper) == {}  # type: ignore[arg-type]
+    assert rig.part.open_again(StoreState((), REGION), keeper) == {}  # type: ignore[arg-type]
+    assert bases.bases_of(rig.part.path) == [REGION]  # the registry has not given it out yet
+    assert rig.part.open_again(StoreState((), REGION + 1), keeper) == {}  # type: ignore[arg-type]
     assert bases.bases_of(rig.part.path) == []
     assert rig.layers() == []
 

@@ -54,7 +54,7 @@ class Story:
             self._commit(version, deltas)
         self.newest = max(self.models)
         put_layer(directory, REGION, 998, {3: self._block()})
-        put_layer(directory, REGION, 999, {4: self._block()}, version=self.newest + 1)
+        put_layer(directory, REGION, 999, {4: self._block()})
         torn = put_layer(directory, REGION, 1000, {5: self._block()})
         os.truncate(torn, torn.stat().st_size - 10)
 

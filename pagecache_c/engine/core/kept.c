@@ -66,6 +66,7 @@ PC_API int pc_keeper_put_home(int keeper_fd, uint64_t region, const struct pc_ho
                             .reserved = {[3] = !home->in_file,
                                          [7] = home->in_file != 0,
                                          [PC__KEPT_UNCHECKED_AT] = 1}};
+    memcpy(kept.reserved + PC__KEPT_TERM_AT, &home->term, sizeof home->term);
     return pc__keeper_put(keeper_fd, &kept, home->fd);
 }
 

@@ -37,6 +37,7 @@ static int file_of_home(const struct pc__region *region, struct pc_home_file *ou
         return pc__fail(PC_ERR_SYSTEM, "the disk has refused a part of variable %llu", id);
     const int fd = open_again(home->base.memfd);
     *out = (struct pc_home_file){.version = home->base.version,
+                                 .term = region->home ? region->term : region->prepared_term,
                                  .base_address = region->base_address,
                                  .length_bytes = region->length_bytes,
                                  .in_file = region->in_file,
