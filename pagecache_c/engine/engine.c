@@ -146,6 +146,7 @@ static const struct pc__observers observers = {.region_ended = region_ended,
                                                .fetch_asked = pc__repair_asked,
                                                .block_hurried = pc__repair_hurried,
                                                .fetch_stranded = pc__repair_stranded,
+                                               .fetch_lost = pc__repair_lost,
                                                .fetch_ended = pc__repair_fetch_ended,
                                                .home_retires = pc__retire_take};
 

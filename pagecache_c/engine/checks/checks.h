@@ -2,7 +2,8 @@
  *
  * Of each block there is a checksum, in a file beside the base (its format: docs/persistence.md, and the files of
  * clamor_ray/_store). A block is looked at when it is read from the base the first time; the worker looks at
- * those that nobody reads. What does not fit is damaged: it is nobody's, until a commit writes it anew.
+ * those that nobody reads. What does not fit is damaged: it is lost here until a commit writes it anew. Who reads it
+ * gets it from others where they can make it again (engine/repair).
  *
  * While a base has blocks that were not looked at, or that are damaged, no process maps it, and it does not change
  * (what commits write goes to the overlay). So the sums stay true, also for a server that is restarted meanwhile.

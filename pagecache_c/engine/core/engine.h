@@ -248,6 +248,7 @@ struct pc__observers {
     bool (*fetch_asked)(struct pc__loop *loop, struct pc__fetch *fetch);
     void (*block_hurried)(struct pc__loop *loop, const struct pc__generation *generation, uint64_t block);
     void (*fetch_stranded)(struct pc__loop *loop, struct pc__fetch *fetch); /* it has no home for now */
+    bool (*fetch_lost)(struct pc__loop *loop, struct pc__fetch *fetch); /* its home lives, and has lost its blocks */
     void (*fetch_ended)(struct pc__fetch *fetch);
     /* A home frees a region; what is answered is put at answer, and its bytes are returned. */
     size_t (*home_retires)(struct pc__peer *peer, const struct pc__data_header *header, uint8_t *answer);

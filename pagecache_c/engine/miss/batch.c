@@ -258,9 +258,9 @@ static int fill_from_source(struct pc__loop *loop, struct pc__fetch *fetch, stru
     return fill_part(loop, fetch, n, rc);
 }
 
-/* This node is the home of the blocks, but processes map a generation of its own. PC_ERR_NO_REGION: it
- * is not the home any more. */
-static int fill_from_home(struct pc__loop *loop, struct pc__fetch *fetch)
+/* This node is the home of the blocks, but processes map a generation of its own. What it has lost goes to *lost.
+ * PC_ERR_NO_REGION: it is not the home any more. */
+static int fill_from_home(struct pc__loop *loop, struct pc__fetch *fetch, struct pc__fetch **lost)
 {
     struct pc_engine *engine = loop->engine;
     struct pc__region *region = fetch->region;
@@ -282,9 +282,7 @@ static int fill_from_home(struct pc__loop *loop, struct pc__fetch *fetch)
         if (!rc)
             pc__fetch_advance(fetch, part.n_blocks);
     } else if (!rc && part.kind == PC__HOME_LOST) { /* what is around it comes all the same */
-        pc__fill_failed(engine, region, fetch->generation, run->first_block, part.n_blocks,
-                        engine->server_id, PC_ERR_HOME_LOST);
-        pc__fetch_advance(fetch, part.n_blocks);
+        rc = pc__fetch_set_aside(fetch, part.n_blocks, lost);
     } else if (!rc && part.kind == PC__HOME_FILE) {
         const struct pc_run in_file = {run->first_block, part.n_blocks};
         pc__file_ask(engine, region, fetch->generation, in_file, fetch->urgent);
@@ -295,13 +293,10 @@ static int fill_from_home(struct pc__loop *loop, struct pc__fetch *fetch)
         rc = fill_part(loop, fetch, n, PC_OK);
     } else if (!rc) {
         rc = pc__home_compose(engine, region, home, version, part.kind, run->first_block, loop->bounce);
-        if (rc == PC_ERR_HOME_LOST) { /* it is damaged, as was found just now */
-            pc__fill_failed(engine, region, fetch->generation, run->first_block, 1, engine->server_id, rc);
-            pc__fetch_advance(fetch, 1);
-            rc = PC_OK;
-        } else {
+        if (rc == PC_ERR_HOME_LOST) /* it is damaged, as was found just now */
+            rc = pc__fetch_set_aside(fetch, 1, lost);
+        else
             rc = fill_part(loop, fetch, 1, rc);
-        }
     }
     pc__home_release(engine, region, home, held);
     return rc;
@@ -338,12 +333,15 @@ void pc__fetch_fill_here(struct pc__loop *loop, struct pc__fetch *fetch)
     }
     if (!loop->bounce && !(loop->bounce = malloc(PC__BOUNCE_BLOCKS * PC_BLOCK_BYTES)))
         rc = PC_ERR_NO_MEMORY;
+    struct pc__fetch *lost = NULL;
     struct pc__batch again;
     pc__batch_init(&again, fetch->urgent, fetch->prefetch);
     if (!rc && fetch->gather)
         rc = pc__gather_here(engine, fetch);
     while (!rc && fetch->n_blocks)
-        rc = fetch->source ? fill_from_source(loop, fetch, &again) : fill_from_home(loop, fetch);
+        rc = fetch->source ? fill_from_source(loop, fetch, &again) : fill_from_home(loop, fetch, &lost);
+    if (lost)
+        pc__fetch_lost(loop, lost);
     if (rc == PC_ERR_NO_REGION && !is_here(fetch)) { /* the home has moved away meanwhile */
         if (ask_who_is_home(loop, fetch))
             return; /* nothing is asked again: it has no source */

@@ -235,6 +235,11 @@ uint64_t pc__gather_first_block(const struct pc__fetch *fetch);
  * replaced, in its list, by one of the n_left others. Negative: nothing has changed. */
 int pc__redirect(struct pc__loop *loop, struct pc__fetch **fetch, const uint64_t *bits,
                  const uint8_t *sources, uint32_t n_left);
+/* Of a home that lives, and has lost some of the blocks. The fetch's next n blocks are: they go to *lost, which
+ * is in no list, and is made where it is NULL. */
+int pc__fetch_set_aside(struct pc__fetch *fetch, uint64_t n, struct pc__fetch **lost);
+/* Others make them again where its region has_repair (repair.h); else who waits for them hears that they are lost. */
+void pc__fetch_lost(struct pc__loop *loop, struct pc__fetch *lost);
 /* One that asks a peer (home_id is set), and is in no list: its home is to answer. */
 void pc__redirect_failed(struct pc__loop *loop, struct pc__fetch *fetch);
 /* So long a connection on which something is asked may bring no byte: less where somebody else has what

@@ -5,7 +5,7 @@
  * a fetch asks for what the other has in its cache, and takes it only at a version of that range. What
  * does not come from there (it is not there any more, the server is gone, lies or is too slow) is asked
  * of the home again, which must answer then (PC__DATA_HOME). What the home says to be nowhere is lost:
- * who waits for that hears so. So a detour costs time, never a block: in
+ * others make it again (repair.h), or who waits for it hears so. So a detour costs time, never a block: in
  * flight is in flight on both ways.
  */
 #include "engine/core/core.h"
@@ -182,10 +182,9 @@ int pc__redirect(struct pc__loop *loop, struct pc__fetch **fetch, const uint64_t
             pc__file_ask_fetch(loop->engine, other);
             continue;
         }
-        if (!other->server_id) { /* nobody has them; what is around them comes all the same */
-            other->server_id = (*fetch)->server_id;
-            pc__fetch_fail(loop->engine, other, PC_ERR_HOME_LOST);
-            pc__fetch_drop(loop->engine, other);
+        if (!other->server_id) { /* it has lost them; what is around them comes all the same */
+            ask_home(other, 0, (*fetch)->server_id);
+            pc__fetch_lost(loop, other);
             continue;
         }
         if ((*fetch)->home_id)
@@ -213,6 +212,33 @@ void pc__redirect_failed(struct pc__loop *loop, struct pc__fetch *fetch)
     }
     turn_back(loop->engine, fetch, fetch->server_id, fetch->home_id);
     pc__fetch_queue(loop, fetch);
+}
+
+/* ------------------------------------------------------------------ a home that has lost blocks */
+
+int pc__fetch_set_aside(struct pc__fetch *fetch, uint64_t n, struct pc__fetch **lost)
+{
+    const uint64_t first = fetch->runs[fetch->at_run].first_block;
+    if (!*lost) {
+        if (!(*lost = fetch_from(fetch, fetch->n_blocks)))
+            return pc__fail(PC_ERR_NO_MEMORY, "a fetch");
+        pc__link_init(&(*lost)->link);
+        ask_home(*lost, 0, fetch->server_id);
+    }
+    for (uint64_t b = 0; b < n; b++)
+        add_block(*lost, first + b);
+    pc__fetch_advance(fetch, n);
+    return PC_OK;
+}
+
+void pc__fetch_lost(struct pc__loop *loop, struct pc__fetch *lost)
+{
+    if (!lost->give_up_ns)
+        lost->give_up_ns = pc__now_ns() + loop->engine->fault_timeout_ns;
+    if (lost->region->has_repair && loop->engine->observers.fetch_lost(loop, lost))
+        return;
+    pc__fetch_fail(loop->engine, lost, PC_ERR_HOME_LOST);
+    pc__fetch_drop(loop->engine, lost);
 }
 
 /* ------------------------------------------------------------------ a peer that is late */

@@ -19,6 +19,7 @@
 #define BULK_AT_ONCE 24u /* of them, of fetches that no thread waits for */
 #define NO_ROOM_PAUSE_NS 5000000u
 #define BULK_PAUSE_NS 50000000u
+#define LOST_PATIENCE_NS 3000000000ull /* with others that have lost a block too: it may be others in a moment */
 #define NEVER UINT64_MAX
 static_assert(PC__REQUEST_BLOCKS <= 64, "a bit for each block of a fetch");
 
@@ -37,8 +38,11 @@ struct pc__repair {
     bool holds;                    /* the fetch is in no list: a mirror is asked in its home's place */
     bool had_mirror;               /* so it was; and is not any more */
     bool is_stranded;              /* its home is lost, or does not know the region */
+    bool is_alone;                 /* the fetch is in no list: its home has lost its blocks */
     bool is_hurried;               /* a thread waits for a block of it, though it was asked for as bulk */
     uint64_t at_ns, began_ns;      /* began: the others were asked */
+    uint64_t vain_ns;              /* of one that is alone: until then, others that have lost them are asked again */
+    uint32_t n_failed;
     uint64_t server_id;            /* that is asked first, and counted in: */
     uint64_t counted_blocks;
     int error;
@@ -272,6 +276,12 @@ static void ask_member(struct pc__repair *repair, const struct pc_repair_member 
     pc__fetch_queue(loop, asks);
 }
 
+/* While others are asked nothing is looked at before. */
+static uint64_t deadline_ns(const struct pc__repair *repair)
+{
+    return repair->is_alone ? repair->fetch->give_up_ns : NEVER;
+}
+
 /* All of a group; of mirrors the one. */
 static void begin(struct pc__repair *repair, const struct pc__members *members, uint32_t mirror)
 {
@@ -286,7 +296,7 @@ static void begin(struct pc__repair *repair, const struct pc__members *members, 
         repair->is_xor = true;
         repair->loop->repairs->n_xor++;
     }
-    put_at(repair, NEVER);
+    put_at(repair, deadline_ns(repair));
     repair->n_parts++; /* so that it does not end before all are asked */
     for (uint32_t i = 0; i < members->n; i++)
         if (!members->is_mirror || i == mirror)
@@ -447,6 +457,26 @@ static void succeed(struct pc__repair *repair)
     free_repair(repair);
 }
 
+/* Nobody makes them again. */
+static void give_up(struct pc__repair *repair)
+{
+    struct pc_engine *engine = repair->loop->engine;
+    struct pc__fetch *fetch = repair->fetch;
+    pc__fetch_fail(engine, fetch, PC_ERR_HOME_LOST);
+    pc__fetch_drop(engine, fetch);
+}
+
+/* Some of them are lost elsewhere too: that is no harm to the others. */
+static void try_each(struct pc__repair *repair)
+{
+    struct pc__fetch *fetch = repair->fetch, *one = NULL;
+    while (fetch->n_blocks && !pc__fetch_set_aside(fetch, 1, &one)) {
+        pc__fetch_lost(repair->loop, one);
+        one = NULL;
+    }
+    give_up(repair); /* what there was no memory for */
+}
+
 /* What others still send is thrown away; then it may begin again. */
 static void fail(struct pc__repair *repair, uint64_t now_ns)
 {
@@ -457,8 +487,19 @@ static void fail(struct pc__repair *repair, uint64_t now_ns)
         return;
     }
     if (repair->n_parts) { /* each that is out names it */
-        put_at(repair, NEVER);
+        put_at(repair, deadline_ns(repair));
         return;
+    }
+    repair->n_failed++;
+    if (repair->is_alone && repair->error == PC_ERR_HOME_LOST) {
+        if (fetch->n_blocks > 1) {
+            try_each(repair);
+            return;
+        }
+        if (now_ns >= repair->vain_ns) {
+            give_up(repair);
+            return;
+        }
     }
     repair->state = repair->is_stranded ? WANTS : WATCHES;
     put_at(repair, now_ns + (repair->state == WATCHES ? patience_ns(repair->loop, fetch, fetch->server_id)
@@ -471,8 +512,13 @@ static void try_to_begin(struct pc__repair *repair, uint64_t now_ns)
     struct pc__fetch *fetch = repair->fetch;
     struct pc__loop *loop = repair->loop;
     struct pc__members members;
-    if (pc__members_of(loop->engine, fetch->region, fetch->generation->version, &members) !=
-        PC__MEMBERS_KNOWN) {
+    const enum pc__members_known known =
+        pc__members_of(loop->engine, fetch->region, fetch->generation->version, &members);
+    if (known == PC__MEMBERS_NONE && repair->is_alone && now_ns >= repair->vain_ns) {
+        give_up(repair);
+        return;
+    }
+    if (known != PC__MEMBERS_KNOWN) {
         put_at(repair, now_ns + PC__REPAIR_PAUSE_NS);
         return;
     }
@@ -484,7 +530,9 @@ static void try_to_begin(struct pc__repair *repair, uint64_t now_ns)
     }
     if (repair->is_hedge)
         pc__count_add(&loop->engine->count.hedges, 1);
-    begin(repair, &members, other_mirror(loop, &members, fetch->server_id));
+    begin(repair, &members,
+          repair->is_alone && repair->n_failed ? repair->n_failed % members.n /* each in its turn */
+                                               : other_mirror(loop, &members, fetch->server_id));
 }
 
 /* It is late. The home is asked besides, and the first that answers has it. */
@@ -510,6 +558,10 @@ static void look(struct pc__repair *repair, uint64_t now_ns)
     struct pc__fetch *fetch = repair->fetch;
     if (fetch->error) { /* it was told to who waited, and its blocks are in flight no more: others may */
         pc__repair_fetch_ended(fetch); /* write them. What the home still sends is thrown away */
+        return;
+    }
+    if (repair->is_alone && now_ns >= fetch->give_up_ns) {
+        give_up(repair);
         return;
     }
     switch (repair->state) {
@@ -541,7 +593,7 @@ static void look(struct pc__repair *repair, uint64_t now_ns)
         else if (repair->holds)
             look_at_mirror(repair, now_ns);
         else
-            put_at(repair, NEVER);
+            put_at(repair, deadline_ns(repair));
         return;
     }
 }
@@ -630,6 +682,18 @@ void pc__repair_stranded(struct pc__loop *loop, struct pc__fetch *fetch)
     put_at(repair, 0);
 }
 
+bool pc__repair_lost(struct pc__loop *loop, struct pc__fetch *fetch)
+{
+    struct pc__repair *repair = may_be_repaired(fetch) ? repair_of(loop, fetch) : NULL;
+    if (!repair)
+        return false;
+    repair->is_alone = repair->is_stranded = true;
+    repair->vain_ns = pc__now_ns() + LOST_PATIENCE_NS;
+    repair->state = WANTS;
+    put_at(repair, 0);
+    return true;
+}
+
 void pc__repair_fetch_ended(struct pc__fetch *fetch)
 {
     struct pc__repair *repair = fetch->repair;
@@ -701,7 +765,7 @@ static void close_all(struct pc__loop *loop, struct pc__link *repairs)
     pc__each(link, repairs)
     {
         struct pc__repair *repair = pc__of(link, struct pc__repair, link);
-        if (!repair->holds || !repair->fetch)
+        if (!(repair->holds || repair->is_alone) || !repair->fetch)
             continue; /* the peers' lists have it */
         pc__fetch_fail(loop->engine, repair->fetch, PC_ERR_CLOSED);
         pc__fetch_drop(loop->engine, repair->fetch);

@@ -1,8 +1,8 @@
 /* repair.h - blocks of a region that other regions can make again: the members of its group, or mirrors.
  *
- * A repair belongs to one fetch, and brings what that has still to bring: where the home is lost or does
- * not know the region (a degraded read), where it does not answer in time (a hedge), or where a mirror
- * is asked in its place. Of a fetch and its repair the first that has the blocks fills them in.
+ * A repair belongs to one fetch, and brings what that has still to bring: where the home is lost, does not
+ * know the region or has lost these blocks (a degraded read), where it does not answer in time (a hedge), or
+ * where a mirror is asked in its place. Of a fetch and its repair the first that has the blocks fills them in.
  */
 #ifndef PC_REPAIR_H
 #define PC_REPAIR_H
@@ -18,6 +18,8 @@ bool pc__repair_asked(struct pc__loop *loop, struct pc__fetch *fetch);
 /* A thread is stopped at a block that is on its way as bulk. */
 void pc__repair_hurried(struct pc__loop *loop, const struct pc__generation *generation, uint64_t block);
 void pc__repair_stranded(struct pc__loop *loop, struct pc__fetch *fetch);
+/* Its home has lost its blocks, on this node or another. True: it is the repair's from here on, which ends it. */
+bool pc__repair_lost(struct pc__loop *loop, struct pc__fetch *fetch);
 void pc__repair_fetch_ended(struct pc__fetch *fetch);
 uint64_t pc__repairs_deadline(const struct pc__loop *loop); /* when to look, or UINT64_MAX */
 void pc__repairs_tick(struct pc__loop *loop, uint64_t now_ns);

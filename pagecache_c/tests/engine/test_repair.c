@@ -1,6 +1,7 @@
 /* test_repair.c - blocks that other members of a group make again, or mirrors have: where the home is
- * lost, or late; and which of several servers is asked. Over both traps; the tests answer what the registry
- * would. */
+ * lost, or late, or has lost them; and which of several servers is asked. Over both traps; the tests answer what
+ * the registry would. */
+#include "engine/checks/checks.h"
 #include "engine/repair/repair.h"
 #include "tests/support/engine_main.h"
 #include "tests/support/leaks.h"
@@ -21,6 +22,8 @@ struct world {
     struct pc_mapping m;
 };
 
+static bool is_on_disk; /* what is made from now on */
+
 static uint64_t xor_pattern(uint64_t offset, uint64_t other_bytes)
 {
     return pattern(1, offset) ^ (offset < other_bytes ? pattern(2, offset) : 0);
@@ -38,7 +41,8 @@ static struct pc_region_info make(struct world *w, int at, uint64_t id, uint64_t
         words[(i - data_from) / 8] = id < 3           ? pattern(id, i)
                                      : kind == MIRROR ? pattern(1, i)
                                                       : xor_pattern(i, w->other.length_bytes);
-    OK(pc_client_create(w->clients[at], id, info.base_address, bytes, MEDIUM, WAIT, &fd));
+    OK(pc_client_create(w->clients[at], id, info.base_address, bytes, is_on_disk ? PC_MEDIUM_DISK : MEDIUM, WAIT,
+                        &fd));
     OK(pc_copy_in(fd, data_from, words, bytes - data_from, 1));
     close(fd);
     free(words);
@@ -361,6 +365,147 @@ static void test_it_stops_meanwhile(int trap)
     }
 }
 
+/* ------------------------------------------------------------- the home has lost blocks */
+
+/* As if they did not have their checksums. Before a client of that server maps the region. */
+static void damage(struct world *w, int i, uint64_t id, const struct pc_run *runs, size_t n_runs)
+{
+    pc_engine *engine = w->servers[i].engine;
+    struct pc__region *region = pc__region_get(engine, id);
+    struct pc__unchecked *unchecked = calloc(1, sizeof *unchecked);
+    OK(pc__blockset_init(&unchecked->verified, N_BLOCKS));
+    OK(pc__blockset_init(&unchecked->damaged, N_BLOCKS));
+    for (size_t k = 0; k < n_runs; k++)
+        CHECK(pc__blockset_add(&unchecked->damaged, runs[k].first_block, runs[k].n_blocks) >= 0);
+    pthread_mutex_lock(&region->lock);
+    struct pc__generation *base = pc__home_base_generation(region);
+    if (base)
+        pc__generation_drop(engine, region, base);
+    CHECK(!region->home->unchecked);
+    region->home->unchecked = unchecked;
+    region->home->is_unchecked = true;
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(engine, region);
+}
+
+/* The reader is a client of the home's own server from here on. */
+static void read_at_home(struct world *w)
+{
+    struct known_repair *repair = &w->c->repairs[0];
+    OK(pc_client_unmap(w->clients[READER], w->m.id));
+    pc_client *far = w->clients[READER];
+    w->clients[READER] = w->clients[HOME];
+    w->clients[HOME] = far;
+    w->reader = &w->servers[HOME];
+    OK(pc_engine_region_has_repair(w->reader->engine, repair->region, 1));
+    w->m = map_at(w->clients[READER], &w->info, 0, 0);
+}
+
+static struct world world_of_damage(int trap, int kind, bool at_home, const struct pc_run *runs, size_t n_runs)
+{
+    is_on_disk = true; /* as homes of earlier sessions are */
+    struct world w = world_from(trap, kind, SHORT_BLOCKS, 0, true);
+    is_on_disk = false;
+    damage(&w, HOME, 1, runs, n_runs);
+    if (at_home)
+        read_at_home(&w);
+    return w;
+}
+
+/* Of any node, and also where the home's whole file is no more what it was. */
+static void test_a_home_that_has_lost_blocks(int trap)
+{
+    static const struct pc_run some[] = {{5, 1}, {7, 3}, {64, 64}, {200, 1}}, all = {0, N_BLOCKS};
+    for (int i = 0; i < 8; i++) {
+        const bool at_home = i & 1, is_all = i & 4;
+        const int kind = i & 2 ? MIRROR : XOR;
+        struct world w = world_of_damage(trap, kind, at_home, is_all ? &all : some, is_all ? 1 : 4);
+        const uint64_t n = is_all ? N_BLOCKS : 69;
+        check_touch(&w, 5);
+        check_touch(&w, 77);
+        OK(prefetch(&w, 0, N_BLOCKS));
+        const uint64_t repaired = stats(&w).degraded_blocks;
+        CHECK(at_home || kind == MIRROR ? repaired <= n : repaired >= n); /* others are hedges, or of a mirror */
+        CHECK(!at_home || repaired == n);
+        check_version(w.c, &w.m, &w.info, 0);
+        CHECK(stats(&w).fetch_failed == 0 && stats(&w).faults_failed == 0);
+        world_end(&w);
+    }
+}
+
+/* They are asked again for a while, and then who waits hears of it; what lies around it comes. */
+static void test_others_have_lost_it_too(int trap)
+{
+    static const struct pc_run some = {5, 3}, six = {6, 1};
+    for (int at_home = 0; at_home < 2; at_home++) {
+        struct world w = world_of_damage(trap, at_home ? XOR : MIRROR, at_home, &some, 1);
+        const uint64_t began_ns = now_ns();
+        damage(&w, THIRD, 3, &six, 1);
+        CHECK(prefetch(&w, 0, 64) == PC_ERR_HOME_LOST);
+        CHECK(now_ns() - began_ns < 5 * SECOND); /* before its deadline */
+        for (uint64_t b = 0; b < 64; b++)
+            if (b != 6)
+                check_touch(&w, b);
+        CHECK(stats(&w).fetch_failed == 1);
+        world_end(&w);
+    }
+}
+
+/* The registry knows of none, now or for good. */
+static void test_nobody_is_known_who_has_it(int trap)
+{
+    static const struct pc_run some = {5, 1};
+    struct world w = world_of_damage(trap, XOR, true, &some, 1);
+    struct question q;
+    const uint64_t began_ns = now_ns();
+    say(&w, 0, XOR);
+    CHECK(prefetch(&w, 0, 16) == PC_ERR_HOME_LOST);
+    CHECK(w.reader->repairs_asked > 1 && now_ns() - began_ns < 5 * SECOND); /* before its deadline */
+    ask(&q, &w, 5, 1);
+    usleep(700000);
+    CHECK(!q.done);
+    say(&w, 2, XOR);
+    join(&q);
+    check_version(w.c, &w.m, &w.info, 0);
+    world_end(&w);
+}
+
+/* A member does not answer: who waits does so until its own deadline, and no longer. */
+static void test_a_member_is_late_for_a_lost_block(int trap)
+{
+    static const struct pc_run some = {5, 1};
+    const uint64_t usual_ns = told.fault_timeout_ns;
+    told.fault_timeout_ns = 2 * SECOND;
+    struct world w = world_of_damage(trap, XOR, true, &some, 1);
+    told.fault_timeout_ns = usual_ns;
+    be_late(&w, OTHER, 2600);
+    const uint64_t began_ns = now_ns();
+    CHECK(prefetch(&w, 0, 16) == PC_ERR_HOME_LOST);
+    CHECK(now_ns() - began_ns > 2 * SECOND - 1 && now_ns() - began_ns < 5 * SECOND / 2);
+    be_late(&w, OTHER, 0);
+    OK(prefetch(&w, 0, 16));
+    check_version(w.c, &w.m, &w.info, 0);
+    world_end(&w);
+}
+
+/* The server stops while others are asked. */
+static void test_it_stops_with_a_lost_block(int trap)
+{
+    static const struct pc_run some = {0, 16};
+    for (int at_home = 0; at_home < 2; at_home++) {
+        struct world w = world_of_damage(trap, XOR, at_home, &some, 1);
+        be_late(&w, OTHER, 500);
+        CHECK(pc_client_prefetch(w.clients[READER], w.m.id, &some, 1, 1, SECOND / 10) == PC_ERR_TIMEOUT);
+        CHECK(w.reader->repairs_asked == 1 && stats(&w).fetch_failed == 0);
+        OK(pc_client_unmap(w.clients[READER], w.m.id));
+        clients_close(w.clients, N_SERVERS);
+        server_stop(w.c, at_home ? HOME : READER);
+        be_late(&w, OTHER, 0);
+        cluster_stop(w.c);
+        check_process_counts(&w.counts);
+    }
+}
+
 /* ------------------------------------------------------------------- hedges */
 
 /* The home's answer comes when the blocks are here already, and maybe changed: it is thrown away. */
@@ -615,6 +760,11 @@ int main(int argc, char **argv)
         TEST(nobody_is_known_at_first),
         TEST(others_ask_for_nothing),
         TEST(it_stops_meanwhile),
+        TEST(a_home_that_has_lost_blocks),
+        TEST(others_have_lost_it_too),
+        TEST(nobody_is_known_who_has_it),
+        TEST(a_member_is_late_for_a_lost_block),
+        TEST(it_stops_with_a_lost_block),
         TEST(a_hedge_wins),
         TEST(a_touch_of_what_is_on_its_way),
         TEST(a_silent_home),

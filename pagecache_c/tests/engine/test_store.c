@@ -525,17 +525,23 @@ static void look_anew(struct world *w, const struct pc_home_file *home)
     pc__region_put(w->s->engine, region);
 }
 
+static struct pc_home_file unseen_damage(struct world *w, struct pc_region_info *info, struct standstill *still)
+{
+    const struct pc_home_file home = earlier(w, info, NULL);
+    SOON(is_mapped_as_it_is(w));
+    hold_worker(still, w->s);
+    look_anew(w, &home);
+    damage(&home);
+    return home;
+}
+
 /* Who is faster than the worker gets nothing that was not looked at. */
 static void test_a_block_is_looked_at_when_it_is_read(int trap)
 {
     struct pc_region_info info;
-    struct world w = world_start(trap);
-    const struct pc_home_file home = earlier(&w, &info, NULL);
     struct standstill still;
-    SOON(is_mapped_as_it_is(&w));
-    hold_worker(&still, w.s);
-    look_anew(&w, &home);
-    damage(&home);
+    struct world w = world_start(trap);
+    const struct pc_home_file home = unseen_damage(&w, &info, &still);
     check_but_5(&w, w.client, &info);
     CHECK(!is_mapped_as_it_is(&w));
     release_worker(&still);
@@ -547,23 +553,41 @@ static void test_a_block_is_looked_at_when_it_is_read(int trap)
 static void test_of_another_node_likewise(int trap)
 {
     struct pc_region_info info;
-    struct world w = world_start(trap);
-    const struct pc_home_file home = earlier(&w, &info, NULL);
     struct standstill still;
-    SOON(is_mapped_as_it_is(&w));
+    struct world w = world_start(trap);
+    const struct pc_home_file home = unseen_damage(&w, &info, &still);
     w.c->n = 2;
     told.sums_directory = NULL;
     server_start(w.c, 1, "store", -1);
     pc_client *far = attach(&w.c->servers[1], trap);
-    hold_worker(&still, w.s);
-    look_anew(&w, &home);
-    damage(&home);
     OK(fsync(home.fd));
     OK(posix_fadvise(home.fd, 0, 0, POSIX_FADV_DONTNEED));
     check_but_5(&w, far, &info);
     release_worker(&still);
     pc_client_close(far);
     SOON(stats_of(&w.c->servers[1]).mappings == 0);
+    world_of_sums_stop(&w, &home);
+}
+
+/* For a reader of this node, who is the first to find it. */
+static void test_others_make_a_damaged_block_again(int trap)
+{
+    static uint64_t words[BYTES / 16];
+    const struct pc_segment same = {0, sizeof words, (uint64_t)(uintptr_t)words};
+    struct pc_region_info info, other = {.region = 3, .base_address = BASE_OF(3), .length_bytes = BYTES};
+    struct standstill still;
+    struct world w = world_start(trap);
+    const struct pc_home_file home = unseen_damage(&w, &info, &still);
+    int fd = -1;
+    fill_pattern(words, 2, 0, sizeof words);
+    OK(pc_engine_create_shared(w.s->engine, &other, &same, 1, &fd));
+    close(fd);
+    OK(pc_engine_seal(w.s->engine, 3));
+    w.c->regions[0].info.has_repair = 1;
+    w.c->repairs[0] = (struct known_repair){2, {{3, 0, w.s->id}}, 1, 0};
+    check_half(&w, &info);
+    CHECK(stats_of(w.s).damaged_blocks == 1 && stats_of(w.s).degraded_blocks == 1);
+    release_worker(&still);
     world_of_sums_stop(&w, &home);
 }
 
@@ -574,7 +598,7 @@ static void look_at_damage(int trap, void (*by)(const struct pc_home_file *home)
     struct world w = world_start(trap);
     const struct pc_home_file home = earlier(&w, &info, by);
     SOON(stats_of(w.s).damaged_blocks == 1);
-    CHECK(w.s->log_events > 0 && !is_mapped_as_it_is(&w));
+    SOON(w.s->log_events > 0 && !is_mapped_as_it_is(&w));
     check_but_5(&w, w.client, &info);
     OK(pc_engine_set_homes_of(w.s->engine, 2, 1, &w.s->id, 1)); /* its record is written anew */
     pc_client_close(w.client);
@@ -764,8 +788,8 @@ int main(int argc, char **argv)
                                                TEST(a_home_that_has_its_checksums),
                                                TEST(a_block_is_looked_at_when_it_is_read),
                                                TEST(of_another_node_likewise),
-                                               TEST(a_damaged_block),
-                                               TEST(a_block_that_the_disk_has_lost),
+                                               TEST(others_make_a_damaged_block_again),
+                                               TEST(a_damaged_block), TEST(a_block_that_the_disk_has_lost),
                                                TEST(a_damaged_block_is_written_anew),
                                                TEST(a_home_with_a_damaged_block_does_not_move),
                                                TEST(a_delta_of_a_damaged_block),
