@@ -390,3 +390,35 @@ def test_two_servers_of_a_node_directory_are_refused(rig: Rig) -> None:
         store_part.directories.open_node(
             rig.root, "ab" * 16, "aa" * 6, directory_id=rig.part.directory_id
         )
+
+
+def test_a_layer_of_a_process_that_was_killed_is_written_again(rig: Rig) -> None:
+    """It may be torn, and a torn one may have its name."""
+    rig.serve()
+    rig.part.keep(REGION)
+    rig.engine.stage(11, seed=1)
+    rig.part.keep_layer(REGION, 11)
+    (path,) = (rig.part.path / "layers").iterdir()
+    path.write_bytes(path.read_bytes()[:5000])
+    engine = rig.engine
+    rig.part._stopping.set()
+    rig.part._directory.close()
+    rig.part = StorePart(rig.config, rig.noted)  # its keeper lives: the engine has what it had
+    rig.serve()
+    assert rig.engine is engine
+    rig.part.keep_layer(REGION, 11)
+    rig.part.name([Publication(REGION, 1, 11)])
+    rig.crash()
+    keeper, damaged = rig.bring_back(1)
+    assert not damaged
+    assert content(keeper) == block_of(1).tobytes()
+
+
+def test_a_late_word_drops_nothing_that_is_here(rig: Rig) -> None:
+    rig.serve()
+    rig.part.keep(REGION)
+    rig.part.drop_unless_here(REGION)
+    assert bases.bases_of(rig.part.path) == [REGION]
+    rig.part.drop_unless_here(REGION + 1)
+    rig.part.drop_region(REGION)
+    assert bases.bases_of(rig.part.path) == []

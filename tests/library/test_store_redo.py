@@ -264,13 +264,11 @@ def test_a_redo_that_fails_is_done_again(
     assert os.pread(base, BLOCK_BYTES, 2 * BLOCK_BYTES) == block_of(2).tobytes()
 
 
-def test_what_the_registry_does_not_know_is_not_deleted(node: Path) -> None:
+def test_what_the_registry_does_not_know_is_not_deleted(node: Path, base: int) -> None:
     """Its part of the store is a copy from before: the layer was named when it was committed."""
-    with base_file(node, {}, N_BLOCKS) as base:
-        keep_base(node, REGION, base, 0, BASE, N_BLOCKS * BLOCK_BYTES)
-    put_layer(node, REGION, 1, CONTENT, version=1)
     put_layer(node, REGION, 2, CONTENT, version=2)
+    put_layer(node, REGION, 3, CONTENT, version=3)
     with pytest.raises(errors.StoreDamagedError, match="does not know"):
-        redo.redo(node, REGION, 1, {})
+        redo.redo(node, REGION, 2, {})
     assert len(layers_of(node, REGION)) == 2
-    redo.redo(node, REGION, 2, {})
+    redo.redo(node, REGION, 3, {})
