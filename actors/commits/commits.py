@@ -79,8 +79,8 @@ class CommitHomes(Protocol):
         """The home fetches the layer from where it is staged.
 
         Raises:
-            OutOfMemoryError, DescriptorLimitError, NoSpaceError, HomeLostError: As they say; no
-                use in trying again now.
+            OutOfMemoryError, DescriptorLimitError, NoSpaceError, StoreError, HomeLostError: As
+                they say; no use in trying again now.
             CommitAbortedError: The layer is not where it was staged. Its writer stages another.
         """
 
@@ -427,6 +427,7 @@ class Commits:
                 errors.NoSpaceError,
                 errors.HomeLostError,
                 errors.FreedError,
+                errors.StoreError,
             ):
                 raise
             except Exception as failure:  # any: the home may be restarting

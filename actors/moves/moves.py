@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
@@ -155,6 +156,9 @@ class Moves:
         switches: Makes the taker the home.
         floor_of: The oldest version of a region that a live collection could need.
         is_leaving: Whether a server is to get no home of others.
+
+    Attributes:
+        kept_bytes_s: How fast a taker sums and syncs what it takes; without a store it does not.
     """
 
     def __init__(
@@ -178,6 +182,7 @@ class Moves:
         self._switches = switches
         self._floor_of = floor_of
         self._is_leaving = is_leaving
+        self.kept_bytes_s = math.inf
         self._moving: set[int] = set()  # regions
         self._staged: set[int] = set()  # commit ids of layers that are no commits
         self._turns: dict[int, asyncio.Semaphore] = {}  # by giver
@@ -334,9 +339,11 @@ class Moves:
             Whether it is, once it and the giver have heard.
         """
         self._check(move)
+        # In a session with a store the taker sums and syncs all of it.
+        hold_s = HOLD_S + move.record.length_bytes / self.kept_bytes_s
         self._held.hold(move.region)
         try:
-            await asyncio.wait_for(self._last(move), HOLD_S)
+            await asyncio.wait_for(self._last(move), hold_s)
             # No await from here on: what is checked is what is written.
             self._check(move)
             if self._log.newest(move.region) != move.at:
@@ -344,7 +351,7 @@ class Moves:
             return self._switches.begin(replace(move.record, version=move.at), move.giver)
         except asyncio.TimeoutError:
             self._held.release(move.region)
-            raise MoveFailed(f"the last of it did not come within {HOLD_S:g} s") from None
+            raise MoveFailed(f"the last of it did not come within {hold_s:g} s") from None
         except BaseException:
             self._held.release(move.region)
             raise

@@ -70,6 +70,7 @@ class MovedHomes:
         look_up: Asks the registry what the region is.
         rehome: See ``PageServer.rehome``.
         unpin: Lets go of the Ray object that a region was served from.
+        syncs: What is taken goes to the disk as it comes, so that its last sync is short.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class MovedHomes:
         look_up: Callable[[int], LookupAnswer],
         rehome: Callable[[RegionRecord], None],
         unpin: Callable[[int], None],
+        syncs: bool = False,
     ) -> None:
         self._engine = engine
         self._pull = pull
         self._look_up = look_up
         self._rehome = rehome
         self._unpin = unpin
+        self._syncs = syncs
         self._lock = threading.Lock()  # of what follows; nothing is waited for under it
         self._attempts: dict[int, _Attempt] = {}  # by region
         self._leaving: set[int] = set()  # regions whose object is still read
@@ -326,6 +329,8 @@ class MovedHomes:
                 self._pull_all((commit_id, region, from_server, n) for commit_id, n in layers)
                 for commit_id, _ in layers:
                     take(region, attempt.fd, commit_id)
+                if self._syncs:
+                    os.fdatasync(attempt.fd)
             except BaseException:
                 for commit_id, _ in layers:  # nobody would ask for them soon
                     self._engine.drop_staged(region, commit_id)

@@ -254,6 +254,7 @@ class PageServer:
             *(self._engine, self._fetch),
             lambda region: self._ask("lookup", region, timeout_s=CALL_S),
             *(self.rehome, self._pins.unpin),
+            syncs=self._store is not None,
         )
         self._rebuilt_homes = RebuiltHomes(
             *(self._engine, self._core.versions.keep, self._on_loop, self._fetch),

@@ -90,8 +90,10 @@ class Lives:
         return self._directories.get(server_id, "")
 
     def of_directory(self, directory: str) -> set[int]:
-        """All lives of a directory until now, and the one that is or will be."""
-        return {*self._until_now(directory), self._now(directory)}
+        """All lives of a directory until now, and the one that is or will be. Also one of which the
+        loss of those before it was not written down."""
+        known = {each for each, where in self._directories.items() if where == directory}
+        return {*known, *self._until_now(directory), self._now(directory)}
 
     def heirs(self, homes: Iterable[int], here: Collection[int]) -> set[int]:
         """Servers that have joined again in place of lost homes: who had asked for a region before

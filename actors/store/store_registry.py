@@ -49,6 +49,7 @@ from clamor_ray.actors.window.address_claims import REGION_IDS, Claim, Range
 
 MARK: Final = "store-open"
 REFUSING_S: Final = 30.0
+KEPT_BYTES_S: Final = 256 << 20  # what a home that moves has at least of its bytes on the disk
 DYING_S: Final = 20.0  # that the process before this one may take to be gone
 CLOSING_S: Final = 5.0  # the same, of an earlier session
 LOOK_S: Final = 0.1
@@ -146,6 +147,7 @@ class StoreRegistry(Registry):
             is_starting=self._servers.is_starting,
             is_leaving=self._drains.is_leaving,
         )
+        self._moves.kept_bytes_s = KEPT_BYTES_S
         self._liveness.when_lost.insert(0, self._is_expected)
         self._liveness.when_lost.append(lambda loss: directories.server_lost())
         directories.open()

@@ -25,7 +25,7 @@ from clamor_ray._store.description import Description
 from clamor_ray._store.directories import Here, what_is_here
 from clamor_ray._store.layout import REGISTRY, check_session_name
 
-LOOK_S: Final = 20.0
+LOOK_S: Final = 60.0
 
 
 class Place(NamedTuple):
