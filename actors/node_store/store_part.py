@@ -146,6 +146,7 @@ class StorePart:
             region = each.record.region
             try:
                 self._bring_back(self.path, each, names.get(region, []), mapped)
+                disk.unlink(self._refused(region))
                 fd = self._base_of(each.record)
             except (errors.StoreError, errors.NoSpaceError) as failure:
                 logger.error("%s cannot be opened: %s", label(region), failure)
@@ -417,6 +418,7 @@ class StorePart:
 
     def _drop(self, region: int) -> None:
         bases.drop_region(self.path, region)
+        disk.unlink(self._refused(region))
         with self._lock:
             self._layers.pop(region, None)
             names = [name for name in self._undecided if name[0] == region]
@@ -464,12 +466,16 @@ class StorePart:
                 versions = sorted(layers.bytes_of) if layers else []
             if not versions:
                 return
+            self._check_refused(region)
             try:
                 home = self._synced_home(region)
             except errors.FreedError:  # it goes, and its files with it
                 with self._lock:
                     self._layers.pop(region, None)
                 return
+            except (errors.SystemCallError, OSError):
+                self._note_refused(region)
+                raise
             try:
                 if home.version >= versions[0]:
                     checkpoint(self.path, region, home.fd, home.version)
@@ -480,6 +486,24 @@ class StorePart:
                     self._wait(region)
             finally:
                 os.close(home.fd)
+
+    def _refused(self, region: int) -> Path:
+        """A file that says that the disk has refused a part of the region's base. A later sync says
+        nothing of it, and the next process knows nothing: only a redo makes the base right."""
+        return self.path / REGIONS / f"{region}.refused"
+
+    def _note_refused(self, region: int) -> None:
+        with disk.asking(path := self._refused(region), "making it"):
+            path.touch(mode=0o600)
+        disk.sync_directory(self.path / REGIONS)
+
+    def _check_refused(self, region: int) -> None:
+        if self._refused(region).exists():
+            raise errors.StoreError(
+                f"{base_path(self.path, region)}: the disk has refused a part of it.",
+                hint="All commits are in the store's layers. Look at the disk, then open the store "
+                "anew: that writes them again.",
+            )
 
     def _synced_home(self, region: int) -> _native.HomeFile:
         """Its file, on the disk at its version. The caller closes it.

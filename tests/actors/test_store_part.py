@@ -422,3 +422,34 @@ def test_a_late_word_drops_nothing_that_is_here(rig: Rig) -> None:
     rig.part.drop_unless_here(REGION + 1)
     rig.part.drop_region(REGION)
     assert bases.bases_of(rig.part.path) == []
+
+
+def test_a_base_that_the_disk_has_refused_is_redone_by_an_opening(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync after the one that has failed says nothing, in whichever process."""
+    rig.serve()
+    rig.part.keep(REGION)
+    commit(rig, 11, 1, seed=1)
+    rig.engine.apply(1)
+    real = os.fdatasync
+
+    def refuse(fd: int) -> None:
+        raise OSError(5, "as the disk says")
+
+    monkeypatch.setattr(store_part.os, "fdatasync", refuse)
+    with pytest.raises(OSError, match="as the disk says"):
+        rig.part.checkpoint(REGION)
+    monkeypatch.setattr(store_part.os, "fdatasync", real)
+    rig.part._stopping.set()
+    rig.part._directory.close()
+    rig.part = StorePart(rig.config, rig.noted)  # its keeper lives
+    rig.serve()
+    with pytest.raises(errors.StoreError, match="refused"):
+        rig.part.checkpoint(REGION)
+    assert len(rig.layers()) == 1
+    rig.crash()
+    keeper, damaged = rig.bring_back(1)
+    assert not damaged
+    assert content(keeper) == block_of(1).tobytes()
+    assert not list((rig.part.path / "regions").glob("*.refused"))

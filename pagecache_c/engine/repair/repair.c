@@ -491,6 +491,8 @@ static void fail(struct pc__repair *repair, uint64_t now_ns)
         return;
     }
     repair->n_failed++;
+    repair->loop->repairs->n_xor -= repair->is_xor; /* while it waits for its next try others may begin */
+    repair->is_xor = false;
     if (repair->is_alone && repair->error == PC_ERR_HOME_LOST) {
         if (fetch->n_blocks > 1) {
             try_each(repair);

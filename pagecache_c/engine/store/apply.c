@@ -698,7 +698,7 @@ static void *run(void *arg)
         pthread_mutex_lock(&region->lock);
         /* Of a region that is freed nobody wants what it lacks: it goes, and a try would hold it. */
         const bool tries_again = rc < 0 && rc != PC_ERR_CLOSED && !region->forgotten;
-        if (tries_again || (rc >= 0 && pc__delta_waits(region)))
+        if (tries_again || (rc >= 0 && !region->forgotten && pc__delta_waits(region)))
             queue_later(engine, region);
         else if (rc == 1)
             pc__worker_queue(engine, region);

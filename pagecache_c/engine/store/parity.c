@@ -92,16 +92,13 @@ static void find_runs(struct whole *whole)
 
 static int take_runs(struct whole *whole)
 {
-    pthread_mutex_lock(&whole->region->lock);
+    pthread_mutex_lock(&whole->region->lock); /* all the time: a reader may find a block damaged */
     find_runs(whole);
-    pthread_mutex_unlock(&whole->region->lock);
     whole->runs = calloc(whole->n_runs + 1u, sizeof *whole->runs);
-    if (!whole->runs)
-        return pc__fail(PC_ERR_NO_MEMORY, "a layer's runs");
-    pthread_mutex_lock(&whole->region->lock); /* only this thread changes what is lost of a home */
-    find_runs(whole);
+    if (whole->runs)
+        find_runs(whole);
     pthread_mutex_unlock(&whole->region->lock);
-    return PC_OK;
+    return whole->runs ? PC_OK : pc__fail(PC_ERR_NO_MEMORY, "a layer's runs");
 }
 
 /* What the applied version has there, XORed into blocks. Only this thread changes stores. *n: of how many. */

@@ -349,7 +349,7 @@ static int new_home(struct pc_engine *engine, const struct pc_region_info *info,
     const bool on_disk = info->medium == PC_MEDIUM_DISK || engine->durable;
     if (!home)
         return pc__fail(PC_ERR_NO_MEMORY, "a home record");
-    int fd = pc__store_file_make(engine, info->length_bytes + notes_bytes, on_disk, false, &inode);
+    int fd = pc__store_file_make(engine, info->length_bytes + notes_bytes, on_disk, in_file, &inode);
     int rc = fd < 0 ? fd
                     : pc__store_open(&home->base, fd, inode, info->length_bytes, info->version, on_disk);
     if (!rc && has_notes)
@@ -476,6 +476,15 @@ static int home_of_file(struct pc_engine *engine, const struct pc_region_info *i
     return rc;
 }
 
+/* Under region.lock: by a call before this one. */
+static bool is_prepared_as(const struct pc__region *region, const struct pc_region_info *info, int fd)
+{
+    const struct pc__home *home = region->prepared;
+    struct stat st;
+    return home && region->prepared_sealed && region->prepared_term == info->term && !fstat(fd, &st) &&
+           home->base.version == info->version && home->base.inode == pc__file_id(&st);
+}
+
 PC_API int pc_engine_rebuild_from_file(pc_engine *engine, const struct pc_region_info *info, int fd)
 {
     if (!pc__region_info_valid(info))
@@ -484,32 +493,50 @@ PC_API int pc_engine_rebuild_from_file(pc_engine *engine, const struct pc_region
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0)
         return pc__fail_errno("dup of a home's file");
-    struct pc__home *home = NULL;
-    int rc = home_of_file(engine, info, own, &home);
-    struct pc__home *old = home;
-    struct pc__region *region = rc ? NULL : pc__region_get_or_add(engine, info->region);
-    if (!rc && !region)
-        rc = pc__fail(PC_ERR_NO_MEMORY, "a region record");
+    struct pc__home *home = NULL, *old = NULL;
+    struct pc__region *region = pc__region_get_or_add(engine, info->region);
+    if (!region) {
+        close(own);
+        return pc__fail(PC_ERR_NO_MEMORY, "a region record");
+    }
+    pthread_mutex_lock(&region->lock);
+    int rc = may_prepare(region, info);
+    const bool is_there = !rc && is_prepared_as(region, info, own);
+    if (!rc && !is_there) {
+        old = region->prepared;
+        region->prepared = NULL;
+    }
+    pthread_mutex_unlock(&region->lock);
+    if (rc || is_there) {
+        close(own);
+        pc__region_put(engine, region);
+        return rc ? rc : pc__keep_wait(engine);
+    }
+    if (old) /* first: the keeper knows it by its file, which may be this one */
+        pc__home_free(engine, old, info->length_bytes);
+    pc__history_drop(engine->history, info->region);
+    rc = home_of_file(engine, info, own, &home);
     if (!rc) {
         pthread_mutex_lock(&region->lock);
-        rc = may_prepare(region, info);
+        rc = region->prepared ? pc__fail(PC_ERR_TIMEOUT, "variable %llu is being rebuilt here: ask again",
+                                         (unsigned long long)info->region)
+                              : may_prepare(region, info);
         if (!rc) {
             (void)pc__region_sized(region, info->base_address, info->length_bytes);
-            old = region->prepared;
             region->in_file |= info->medium == PC_MEDIUM_FILE;
             region->prepared = home;
-            region->prepared_sealed = true;
             region->prepared_term = info->term;
-            (void)keep_prepared(engine, region, true, true);
+            rc = keep_prepared(engine, region, true, true);
+            region->prepared_sealed = !rc;
+            home = NULL;
         }
         pthread_mutex_unlock(&region->lock);
     }
-    if (!rc)
-        pc__history_drop(engine->history, info->region);
-    if (old)
-        pc__home_free(engine, old, info->length_bytes);
-    if (region)
-        pc__region_put(engine, region);
+    if (home) {
+        home->base.inode = 0; /* what the keeper has of this file is another's */
+        pc__home_free(engine, home, info->length_bytes);
+    }
+    pc__region_put(engine, region);
     return rc ? rc : pc__keep_wait(engine);
 }
 

@@ -215,7 +215,10 @@ static void test_cold_blocks(int trap)
         OK(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED));
         CHECK(at(&m, at_byte) == pattern(2, at_byte));
     }
-    CHECK(p.s0->engine->disk_jobs.n_threads > 0);
+    struct pc__disk_jobs *jobs = &p.s0->engine->disk_jobs;
+    pthread_mutex_lock(&jobs->lock);
+    CHECK(jobs->n_threads > 0);
+    pthread_mutex_unlock(&jobs->lock);
     pc__region_put(p.s0->engine, region);
     pair_stop(&p);
 }
