@@ -66,7 +66,7 @@ def test_one_that_is_being_started_leaves_with_the_session(monkeypatch: pytest.M
         _file_reads=SimpleNamespace(close=lambda: None),
         _away=SimpleNamespace(close=lambda: None),
         _on_loop=lambda _: None,
-        _pinned={},
+        _pins=SimpleNamespace(regions={}),
     )
     renews = threading.Thread(target=server._renew_keeper, args=(ServerConfig("scope", "0.1.0"),))
     renews.start()
@@ -157,9 +157,9 @@ def test_the_keeper_is_told_to_leave_whatever_else_fails(fails_at: str) -> None:
         _file_reads=SimpleNamespace(close=lambda: None),
         _away=SimpleNamespace(close=lambda: None),
         _on_loop=fail if fails_at == "close" else lambda _: None,
-        _pinned={1: "an object"},
+        _pins=SimpleNamespace(regions={1: "an object"}),
     )
     with pytest.raises(TimeoutError):
         server.stop()
     assert keeper.was_told_to_leave
-    assert not server._pinned
+    assert not server._pins.regions

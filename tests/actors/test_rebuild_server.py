@@ -25,8 +25,9 @@ from clamor_ray import errors
 from clamor_ray._native import client as _native
 from clamor_ray._objects import memory
 from clamor_ray._protocol.messages import Pinned, RebuildOrder, RegionRecord
-from clamor_ray.actors.page_server import page_server
+from clamor_ray.actors.page_server import page_server, pinned_objects
 from clamor_ray.actors.page_server.page_server import PageServer
+from clamor_ray.actors.page_server.pinned_objects import PinnedObjects
 from clamor_ray.actors.page_server.rebuilt_homes import RebuiltHomes
 
 BLOCK = 4096
@@ -179,14 +180,13 @@ def test_a_shortage_is_no_reason_to_do_without_a_shared_object(
     def get(reference: Any, timeout: float) -> Any:
         raise failure
 
-    monkeypatch.setattr(page_server.ray, "get", get)
-    server: Any = PageServer.__new__(PageServer)
-    server._pinned, server._shared = {}, {}
+    monkeypatch.setattr(pinned_objects.ray, "get", get)
+    pins: Any = PinnedObjects(None, None, "here")  # type: ignore[arg-type]
     if passes:
         with pytest.raises(type(failure)):
-            server._pin_again(Pinned(RECORD, None, b"digest"), [object()], 1.0)
+            pins._pin_again(Pinned(RECORD, None, b"digest"), [object()], 1.0)
     else:
-        server._pin_again(Pinned(RECORD, None, b"digest"), [object()], 1.0)
+        pins._pin_again(Pinned(RECORD, None, b"digest"), [object()], 1.0)
 
 
 def test_shared_objects_that_do_not_come_delay_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,14 +203,13 @@ def test_shared_objects_that_do_not_come_delay_no_start(monkeypatch: pytest.Monk
         waits.append(timeout)
         raise GetTimeoutError("it is on its way")
 
-    monkeypatch.setattr(page_server.ray, "wait", wait)
-    monkeypatch.setattr(page_server.ray, "get", get)
-    server: Any = PageServer.__new__(PageServer)
-    server._pinned, server._shared = {}, {}
-    server._pin_all_again([(Pinned(RECORD, None, b"digest"), [object()])] * 4, 0.2)
-    assert waits == [page_server.BROUGHT_OBJECT_S] * 4
-    assert time.monotonic() - began_s < 4 * page_server.FETCH_OBJECT_S
-    assert server._pinned == {}
+    monkeypatch.setattr(pinned_objects.ray, "wait", wait)
+    monkeypatch.setattr(pinned_objects.ray, "get", get)
+    pins: Any = PinnedObjects(None, None, "here")  # type: ignore[arg-type]
+    pins.pin_all_again([(Pinned(RECORD, None, b"digest"), [object()])] * 4, 0.2)
+    assert waits == [pinned_objects.BROUGHT_OBJECT_S] * 4
+    assert time.monotonic() - began_s < 4 * pinned_objects.FETCH_OBJECT_S
+    assert pins.regions == {}
 
 
 @pytest.mark.parametrize("code", [_native.PC_ERR_NO_MEMORY, _native.PC_ERR_DESCRIPTORS])
