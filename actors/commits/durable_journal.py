@@ -28,12 +28,13 @@ from typing import Final
 
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray.actors.commits.group_sync import GroupSync, end_process
-from clamor_ray.actors.commits.journal import Journal
+from clamor_ray.actors.commits.journal import Journal, Saved
 
 logger = logging.getLogger("clamor_ray.registry")
 
 FOLD_BYTES: Final = 4 << 20  # of the log
-DISK_IS_FULL: Final = "full"  # is in what SQLite says then
+# In what SQLite says where a fold is to be tried again later: the disk is full, or somebody reads.
+LATER: Final = ("full", "locked", "in use")
 
 
 class DurableJournal(Journal):
@@ -98,6 +99,11 @@ class DurableJournal(Journal):
             if self._group is not None and self._db.total_changes != before:
                 self._group.written()
 
+    def load(self) -> Saved:
+        """See ``Journal.load``. The log is not folded in meanwhile."""
+        with self._folding:
+            return super().load()
+
     def _fold(self) -> None:
         """Everything is in the file, and on the disk; the log is empty.
 
@@ -122,7 +128,7 @@ class DurableJournal(Journal):
                 self._fold()
             self._fold_at_bytes = FOLD_BYTES
         except sqlite3.Error as failure:
-            if DISK_IS_FULL not in str(failure):
+            if not any(word in str(failure) for word in LATER):
                 self._on_failure(self.directory / "journal", failure)
                 return
             self._fold_at_bytes = size_bytes + FOLD_BYTES
