@@ -74,8 +74,10 @@ IN_C = {
 # A code without a text: who names the region, and where blocks were asked for, these.
 CODES = {
     # The message to a stopped thread, or the mapping's call, below.
-    ("batch.c", "fill_from_home"): 2,  # one compares
-    ("redirect.c", "pc__redirect"): 1,
+    ("batch.c", "fill_from_home"): 1,  # compares
+    ("redirect.c", "pc__fetch_lost"): 1,
+    ("repair.c", "give_up"): 1,
+    ("repair.c", "fail"): 1,  # compares
     # Of a block that does not have its checksum: `say_damaged` has said which.
     ("unchecked.c", "pc__unchecked_judge"): 1,
     ("unchecked.c", "say_damaged"): 1,  # in the log
