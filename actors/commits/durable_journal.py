@@ -7,8 +7,8 @@ Facts, and what follows:
   checksums, so after a power cut SQLite finds all transactions up to one that is at least the last
   one that was synced.
 * Where the log is folded into the file, SQLite must sync in between (synchronous=NORMAL). The
-  thread does that after a sync, not the registry's loop. Who writes meanwhile waits for it.
-  Measured: see ``FOLD_BYTES``.
+  thread does that after a sync, not the registry's loop. Who writes meanwhile waits for it:
+  4 to 6 ms for ``FOLD_BYTES``, as measured on a disk of 1 GB/s.
 * A sync that failed may have left pages in the kernel that say they are on the disk and are not. So
   who opens the file folds the log in first: what is read then has been written anew, and synced.
 

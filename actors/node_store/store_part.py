@@ -98,13 +98,17 @@ class StorePart:
         self._thread: threading.Thread | None = None
 
     def _open(self, directory_id: str | None) -> directories.NodeDirectory:
-        where = Path(self._config.store), self._config.store_id, self._config.job_scope
         if directory_id is not None:
             try:  # what it had before it was restarted
-                return directories.open_node(*where, directory_id=directory_id)
+                return self._open_that(directory_id)
             except (errors.StoreInUseError, errors.StoreIncompleteError) as failure:
                 logger.warning("another directory of the store is taken: %s", failure)
-        return directories.open_node(*where)
+        return self._open_that(None)
+
+    def _open_that(self, directory_id: str | None) -> directories.NodeDirectory:
+        """None: the first that is free, or a new one."""
+        where = Path(self._config.store), self._config.store_id, self._config.job_scope
+        return directories.open_node(*where, directory_id=directory_id)
 
     @property
     def directory_id(self) -> str:
@@ -140,8 +144,9 @@ class StorePart:
         """
         began_s = time.monotonic()
         damaged: dict[int, str] = {}
-        self._drop_all_but({each.record.region for each in state.regions}, state.next_region)
         names, mapped = layer_files.scan_layers(self.path), mapped_files()
+        there = {*bases.bases_of(self.path), *names}
+        self._drop_unnamed(there - {each.record.region for each in state.regions}, state)
         for each in state.regions:
             region = each.record.region
             try:
@@ -170,11 +175,11 @@ class StorePart:
         )
         return damaged
 
-    def _drop_all_but(self, regions: set[int], next_region: int) -> None:
+    def _drop_unnamed(self, regions: set[int], state: StoreState) -> None:
         """What another home has meanwhile, or was freed. Of what the registry will only give out,
         this directory is newer than the registry's: it stays."""
-        for region in {*bases.bases_of(self.path), *layer_files.scan_layers(self.path)} - regions:
-            if region < next_region:
+        for region in regions:
+            if region < state.next_region:
                 bases.drop_region(self.path, region)
             else:
                 logger.error(
@@ -257,10 +262,6 @@ class StorePart:
                 for each in state.regions
                 if self._take(other.path, each, names.get(each.record.region, []), mapped)
             ]
-
-    def _open_that(self, directory_id: str) -> directories.NodeDirectory:
-        where = Path(self._config.store), self._config.store_id, self._config.job_scope
-        return directories.open_node(*where, directory_id=directory_id)
 
     def _take(
         self, source: Path, stored: StoredRegion, names: list[LayerName], mapped: set[FileId]

@@ -42,7 +42,7 @@ from clamor_ray.actors.registry.regions import AddressRoom
 from clamor_ray.actors.registry.registry import Registry
 from clamor_ray.actors.registry.registry_core import RegionState
 from clamor_ray.actors.registry.servers import START_SERVER_S
-from clamor_ray.actors.store.directories import AwayDirectory, StoreDirectories
+from clamor_ray.actors.store.directories import StoreDirectories
 from clamor_ray.actors.store.durable_calls import durable
 from clamor_ray.actors.store.opening import open_again
 from clamor_ray.actors.window.address_claims import REGION_IDS, Claim, Range
@@ -204,10 +204,6 @@ class StoreRegistry(Registry):
             raise self._refusal
         return await super().report()
 
-    async def directory_at(self, node_id: str) -> str:
-        """See ``Lives.directory_at``."""
-        return self._core.lives.directory_at(node_id)
-
     async def store_state(self, server_id: int) -> StoreState:
         """See ``StoredHomes.state``."""
         self._home_begins(server_id)
@@ -221,14 +217,6 @@ class StoreRegistry(Registry):
         """The version that a region had when the store was opened: of those before it nothing is
         kept."""
         return self._opened_at.get(region, 0)
-
-    async def until_open(self, timeout_s: float) -> bool:
-        """See ``StoreDirectories.until_open``."""
-        return await self._directories.until_open(timeout_s)
-
-    async def away(self) -> tuple[AwayDirectory, ...]:
-        """See ``StoreDirectories.away``."""
-        return self._directories.away()
 
     async def shutdown(self) -> None:
         """See ``Registry.shutdown``. The store stays, and may be opened again."""

@@ -85,9 +85,6 @@ class RegistryClient:
     def begin_server(self, node_id: str, directory: str = "") -> tuple[int, bool]:
         return self._ask("begin_server", node_id, *([directory] if directory else ()))
 
-    def directory_at(self, node_id: str) -> str:
-        return self._ask("directory_at", node_id)
-
     def store_state(self, server_id: int) -> StoreState:
         return self._ask("store_state", server_id)
 

@@ -320,7 +320,7 @@ def test_a_page_server_is_told_what_its_directory_has(world: World) -> None:
         assert stored.record.region == regions[0]
         assert registry._commits._n_begins == {INFO.server_id: 1}
         await registry.register_server(replace(INFO, node_id=other))
-        assert await registry.directory_at(other) == DIRECTORY
+        assert registry._core.lives.directory_at(other) == DIRECTORY
         assert (await registry.lookup(regions[0])).homes == (INFO.server_id,)
 
     world.run(world.config(), first)

@@ -1,7 +1,7 @@
 /* checks.h - a base on disk that comes from an earlier session: whether its blocks are what they were.
  *
- * Of each block there is a checksum, in a file beside the base (its format: docs/persistence.md, and the files of
- * clamor_ray/_store). A block is looked at when it is read from the base the first time; the worker looks at
+ * Of each block there is a checksum, in a file beside the base (its format:
+ * clamor_ray/_store/sums.py). A block is looked at when it is read from the base the first time; the worker looks at
  * those that nobody reads. What does not fit is damaged: it is lost here until a commit writes it anew. Who reads it
  * gets it from others where they can make it again (engine/repair).
  *
