@@ -702,13 +702,14 @@ static void *run(void *arg)
             queue_later(engine, region);
         else if (rc == 1)
             pc__worker_queue(engine, region);
+        const int why = region->lost ? region->lost : rc; /* that a part is lost says more than what failed */
         pthread_mutex_unlock(&region->lock);
         if (tries_again)
             pc__engine_event(engine, PC_EVENT_LOG, rc, region->id, 0,
                              "variable %llu: a commit cannot be applied yet: %s",
                              (unsigned long long)region->id, pc_last_message());
         if (rc < 0)
-            pc__region_release(engine, region, rc, 0, false);
+            pc__region_release(engine, region, why, 0, false);
         else
             release_waiting(engine, region);
         pc__region_put(engine, region);
