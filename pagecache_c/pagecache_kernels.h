@@ -86,6 +86,10 @@ int pc_xor_into(void *out, const void *a, size_t n_bytes);
 uint32_t pc_crc32c(uint32_t crc, const void *bytes, uint64_t n_bytes);
 /* out[i] = the CRC-32C of block i of them. */
 void pc_crc32c_blocks(const void *bytes, uint64_t n_blocks, uint32_t *out);
+/* Copies blocks to a file on disk, from offset_bytes on, a multiple of the block. Many go past the page cache.
+ * sums[i] = the CRC-32C of block i as it was written, XOR that of a block of zeros: the same blocks may be
+ * changed meanwhile. */
+int pc_copy_to_disk(int fd, uint64_t offset_bytes, const void *source, uint64_t n_blocks, uint32_t *sums);
 
 /* cdef-end */
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from clamor_ray._native.base import BLOCK_BYTES, c
+from clamor_ray._native.base import BLOCK_BYTES, c, check
 
 Sums = npt.NDArray[np.uint32]
 
@@ -61,3 +61,35 @@ def block_sums(buffer: Any, out: Sums | None = None) -> Sums:
         c.lib.pc_crc32c_blocks(c.ffi.from_buffer(view), n_blocks, to)
         out ^= np.uint32(ZERO_BLOCK)
     return out
+
+
+def copy_to_disk(fd: int, offset_bytes: int, source: Any, sums: Sums) -> None:
+    """Copies whole blocks to a file, without the GIL. Many of them go past the page cache.
+
+    Args:
+        fd: of a file on disk.
+        offset_bytes: where in it; a multiple of the block.
+        source: Anything contiguous with the buffer protocol, of whole blocks. It may be changed
+            meanwhile.
+        sums: Contiguous; gets the sum of each block as it was written (`block_sums`).
+
+    Raises:
+        ValueError: They are no whole blocks, or `sums` has not one place for each.
+        NoSpaceError: The disk is full.
+        SystemCallError: The disk refuses it.
+
+    Example:
+        >>> import tempfile
+        >>> sums = np.empty(2, np.uint32)
+        >>> with tempfile.TemporaryFile() as file:
+        ...     copy_to_disk(file.fileno(), 4096, np.zeros(8192, np.uint8), sums)
+        >>> sums.tolist()
+        [0, 0]
+    """
+    view = memoryview(source)
+    n_blocks, rest = divmod(view.nbytes, BLOCK_BYTES)
+    if rest or sums.size != n_blocks or sums.dtype != np.uint32 or not sums.flags.c_contiguous:
+        raise ValueError(f"{view.nbytes} bytes in blocks of {BLOCK_BYTES}, for {sums.size} sums")
+    if n_blocks:
+        to = c.ffi.cast("uint32_t *", sums.__array_interface__["data"][0])
+        check(c.lib.pc_copy_to_disk(fd, offset_bytes, c.ffi.from_buffer(view), n_blocks, to))

@@ -41,6 +41,7 @@ from clamor_ray._read.ref import GlobalRef
 from clamor_ray._read.state import Pieces
 from clamor_ray._redundancy.groups import PieceLayout
 from clamor_ray._redundancy.levels import SPREAD, Level
+from clamor_ray._store.summed_copy import SummedCopy, is_too_large
 from clamor_ray._tasks import task_context
 
 _T = TypeVar("_T")
@@ -295,8 +296,7 @@ class Creator:
                     timeout_s=self._config.connect_timeout_s,
                 )
             try:
-                for offset, view in pieces:
-                    copy_in(fd, offset, view)
+                self._fill(fd, record, pieces)
             finally:
                 os.close(fd)
             try:
@@ -319,6 +319,19 @@ class Creator:
                 self._rpc.abandon(region)
             raise
         return self.ref(record, plan, (anchor,))
+
+    def _fill(
+        self, fd: int, record: RegionRecord, pieces: Iterator[tuple[int, memoryview]]
+    ) -> None:
+        if not record.on_disk or not is_too_large(record.length_bytes):
+            for offset, view in pieces:
+                copy_in(fd, offset, view)
+            return
+        copy = SummedCopy(fd, record.length_bytes)
+        with self.room_on_disk(record.length_bytes):
+            for offset, view in pieces:
+                copy.write(offset, view)
+        copy.note(record.region)
 
     def _try_create_pieces(
         self,

@@ -8,10 +8,8 @@ tell what a dead process was at.
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
-from typing import Final
 
 from clamor_ray import errors
 from clamor_ray._store import disk
@@ -25,11 +23,8 @@ from clamor_ray._store.layout import (
     region_of_base,
     sums_path,
 )
+from clamor_ray._store.summed_copy import drop_known, known_of
 from clamor_ray._store.sums import IN_FILE, SumsFile, sums_of
-
-_SELF: Final = "/proc/self/fd"
-# It had a name, which is gone; or lies elsewhere; or the file system has no such calls.
-_NO_NAME: Final = (errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP)
 
 
 def keep_base(
@@ -62,7 +57,7 @@ def keep_base(
         if found == _inode(fd):
             disk.sync_directory(directory / REGIONS)  # whoever named it may not have come to this
             return
-        sums = sums_of(fd, length_bytes)
+        sums = sums_of(fd, length_bytes, known_of(directory, region, fd, length_bytes))
     about = {"region": region, "version": version, "base_address": base_address}
     new = sums_path(directory, region) if found is None else _new(sums_path(directory, region))
     if found is not None:
@@ -81,6 +76,7 @@ def keep_base(
     else:
         disk.sync_directory(directory / REGIONS)
         _replace(directory, region)
+    drop_known(directory, region)
 
 
 def _inode(file: Path | int) -> tuple[int, int] | None:
@@ -97,19 +93,11 @@ def _new(path: Path) -> Path:
 
 def _link(fd: int, path: Path) -> None:
     """Gives a file without a name one; what has it goes."""
-    disk.unlink(path)
-    try:
-        with disk.asking(path, "naming it"), disk.open_file(path.parent, os.O_DIRECTORY) as at:
-            # With a directory's descriptor os.link follows the link; without, Python's does not.
-            os.link(f"{_SELF}/{fd}", path.name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=True)
-    except errors.StoreError as error:
-        cause = error.__cause__
-        if not isinstance(cause, OSError) or cause.errno not in _NO_NAME:
-            raise
+    if not disk.link(fd, path):
         raise errors.StoreAccessError(
-            f"{path}: the base cannot get this name: {cause.strerror}.",
+            f"{path}: the base cannot get this name.",
             hint="Keep a store on one file system that has O_TMPFILE: ext4, xfs, btrfs or tmpfs.",
-        ) from error
+        )
 
 
 def _replace(directory: Path, region: int) -> None:

@@ -26,6 +26,9 @@ CHUNK_BYTES: Final = 8 << 20
 SYNC_TIMEOUT_S: Final = 120.0
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+_SELF: Final = "/proc/self/fd"
+# It had a name, which is gone; or lies elsewhere; or the file system has no such calls.
+_NO_NAME: Final = (errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP)
 
 
 def error_of(error: OSError, path: Path | str, what: str) -> errors.ClamorError:
@@ -205,6 +208,45 @@ def forget_sync(path: Path | str) -> None:
     with _groups_lock:
         for each in [name for name in _groups if name == str(path) or name.startswith(f"{path}/")]:
             del _groups[each]
+
+
+def is_file(path: Path, fd: int) -> bool:
+    """Whether the file has this name.
+
+    Raises:
+        OSError: As it came.
+    """
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def link(fd: int, path: Path) -> bool:
+    """Gives a file without a name one; what has it goes. False: the file system gives it none, or
+    it had one, which is gone. Its directory is not synced.
+
+    Raises:
+        StoreError: It is refused.
+    """
+    with asking(path, "naming it"):
+        if is_file(path, fd):
+            return True
+        unlink(path)
+        with open_file(path.parent, os.O_DIRECTORY) as at:
+            try:
+                # With a directory's descriptor os.link follows the link; else Python's does not.
+                os.link(
+                    *(f"{_SELF}/{fd}", path.name),
+                    src_dir_fd=at,
+                    dst_dir_fd=at,
+                    follow_symlinks=True,
+                )
+            except OSError as error:
+                if error.errno not in _NO_NAME:
+                    raise
+                return False
+    return True
 
 
 def write_whole(path: Path, content: bytes) -> None:

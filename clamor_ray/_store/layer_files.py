@@ -12,15 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import mmap
 import os
-import queue
 import secrets
 import struct
-import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +24,7 @@ import numpy.typing as npt
 
 from clamor_ray import errors
 from clamor_ray._native.base import BLOCK_BYTES
-from clamor_ray._native.checksums import Sums, block_sums, crc32c
+from clamor_ray._native.checksums import Sums, block_sums, copy_to_disk, crc32c
 from clamor_ray._store import disk
 from clamor_ray._store.layout import LAYERS, NEW, LayerName, layer_name_of, layer_path
 
@@ -48,9 +43,7 @@ _MAGIC: Final = b"CLAMLAYR"
 _FORMAT: Final = 1
 _RUN_BYTES: Final = 16
 
-# What is less is one write; what is more is read, summed and written by so many at a time.
-_LARGE_BYTES: Final = 4 << 20
-_IN_FLIGHT: Final = 3
+_LARGE_BYTES: Final = 4 << 20  # what is less is one write
 
 
 class LayerHead(NamedTuple):
@@ -121,8 +114,9 @@ def write_layer(
 ) -> Path:
     """A layer of the engine's in a file of its own, synced: it is there after a power cut.
 
-    A file that has the name already is replaced at once. A new one is torn until this returns, and
-    whoever opens it sees that.
+    One that is on this disk with its checksums gets a name, and all others are copied. A file that
+    has the name already is replaced at once. A new one may be torn until this returns, and whoever
+    opens it sees that.
 
     Args:
         directory: the page server's.
@@ -146,7 +140,10 @@ def write_layer(
         if head.n_bytes != n_bytes:
             raise errors.ProtocolError(f"a layer of {head.n_bytes} bytes has {n_bytes}")
         index = disk.read_at(fd, head.index_bytes, 0)
+        has_sums = os.fstat(fd).st_size > n_bytes
     path = layer_path(directory, LayerName(region, commit_id, version))
+    if has_sums and _name_as_it_is(path, fd, head, index, version):
+        return path
 
     def fill(out: int) -> None:
         sums = np.empty(head.n_blocks, np.uint32)
@@ -160,6 +157,26 @@ def write_layer(
 
     put_file(path, fill)
     return path
+
+
+def _name_as_it_is(path: Path, fd: int, head: LayerHead, index: Any, version: int) -> bool:
+    """The engine's file is on this disk, with its checksums: it gets a trailer, and the name.
+    False: it cannot have that."""
+    with disk.asking(path, "writing it"):
+        if not disk.is_file(path, fd):  # else it was synced before it got the name
+            sums = np.frombuffer(disk.read_at(fd, 4 * head.n_blocks, head.n_bytes), "<u4")
+            disk.write_at(fd, footer(head, index, sums, version), head.n_bytes)
+            os.ftruncate(fd, head.n_bytes + sums.nbytes + TRAILER_BYTES)
+            try:
+                os.fdatasync(fd)
+            except OSError:
+                # The next sync may say that all is well. So there is no next one: nobody reads it.
+                os.ftruncate(fd, 0)
+                raise
+    if not disk.link(fd, path):
+        return False
+    disk.sync_directory(path.parent)
+    return True
 
 
 def footer(head: LayerHead, index: Any, sums: Sums, version: int) -> bytes:
@@ -198,58 +215,19 @@ def put_file(path: Path, fill: Any) -> None:
     disk.sync_directory(path.parent)
 
 
-def _set_direct(fd: int, is_direct: bool) -> bool:
-    """Whether it is so now: not all file systems have O_DIRECT."""
-    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if is_direct else flags & ~os.O_DIRECT)
-    except OSError:
-        return False
-    return True
-
-
-def _write_chunk(out: int, chunk: memoryview, begin: int) -> None:
-    try:
-        disk.write_at(out, chunk, begin)
-    except OSError as error:
-        # Some file systems take O_DIRECT, and then refuse each write.
-        if error.errno != errno.EINVAL or not _set_direct(out, False):
-            raise
-        disk.write_at(out, chunk, begin)
-
-
 def _copy_large(fd: int, out: int, head: LayerHead, sums: Sums) -> None:
-    """Copies a layer, and sums its blocks, in chunks: some at a time, past the page cache."""
+    """Copies a layer, and sums its blocks."""
     os.posix_fallocate(out, 0, head.n_bytes + sums.nbytes + TRAILER_BYTES)
-    is_direct = _set_direct(out, True)
-    buffers: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
-    for _ in range(_IN_FLIGHT):
-        buffers.put(mmap.mmap(-1, disk.CHUNK_BYTES))  # aligned, as O_DIRECT wants it
-    is_over = threading.Event()
-
-    def copy(begin: int) -> None:
-        if is_over.is_set():
-            return
-        buffer = buffers.get()
+    disk.write_at(out, disk.read_at(fd, head.data_offset, 0), 0)
+    at_a_time = disk.CHUNK_BYTES // BLOCK_BYTES
+    for first in range(0, head.n_blocks, at_a_time):
+        some = sums[first : first + at_a_time]
+        at = head.data_offset + first * BLOCK_BYTES
         try:
-            with memoryview(buffer)[: min(disk.CHUNK_BYTES, head.n_bytes - begin)] as chunk:
-                disk.read_into(fd, chunk, begin)
-                first = max(head.data_offset - begin, 0)
-                if first < chunk.nbytes:
-                    block = (begin + first - head.data_offset) // BLOCK_BYTES
-                    n_blocks = (chunk.nbytes - first) // BLOCK_BYTES
-                    block_sums(chunk[first:], sums[block : block + n_blocks])
-                _write_chunk(out, chunk, begin)
-        except BaseException:
-            is_over.set()
-            raise
-        finally:
-            buffers.put(buffer)
-
-    with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="clamor-layer") as pool:
-        list(pool.map(copy, range(0, head.n_bytes, disk.CHUNK_BYTES)))
-    if is_direct:
-        _set_direct(out, False)
+            copy_to_disk(out, at, disk.read_at(fd, len(some) * BLOCK_BYTES, at), some)
+        except (errors.NoSpaceError, errors.SystemCallError) as error:  # it does not know the path
+            code = errno.ENOSPC if isinstance(error, errors.NoSpaceError) else errno.EIO
+            raise OSError(code, error.message) from error
 
 
 # ------------------------------------------------------------------------------------ names

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from clamor_ray import errors
 from clamor_ray._native.base import BLOCK_BYTES
@@ -264,12 +265,15 @@ def parts_of(blocks: Runs) -> list[tuple[int, int]]:
     return list(itertools.pairwise(bounds))
 
 
-def sums_of(fd: int, length_bytes: int) -> list[tuple[int, Sums]]:
+def sums_of(
+    fd: int, length_bytes: int, known: npt.NDArray[np.uint64] | None = None
+) -> list[tuple[int, Sums]]:
     """Of a base: the first block, and sums from there on, where it has data. Else they are 0.
 
     Args:
         fd: of the base.
         length_bytes: of the region, whole blocks.
+        known: sums that need not be computed (`summed_copy.Known`).
 
     Raises:
         OSError: As it came.
@@ -282,7 +286,11 @@ def sums_of(fd: int, length_bytes: int) -> list[tuple[int, Sums]]:
 
     def summed(part: tuple[int, int]) -> tuple[int, Sums]:
         begin, end = part
-        return begin // BLOCK_BYTES, block_sums(disk.read_at(fd, _whole(end) - begin, begin))
+        first = begin // BLOCK_BYTES
+        some = None if known is None else known[first : _whole(end) // BLOCK_BYTES]
+        if some is not None and some.all():
+            return first, some.astype(np.uint32)
+        return first, block_sums(disk.read_at(fd, _whole(end) - begin, begin))
 
     if len(parts) <= 1:
         return [summed(part) for part in parts]

@@ -6,15 +6,21 @@
  * are fixed: the server maps it without fear. It goes out again after a re-attach, for the commit id
  * tells the server what it has. We close ours whatever happens: a stage that failed leaves nothing.
  *
+ * A large one of a region whose home is on this node's disk is a file there, which the server has made: it
+ * would have to be written there anyway, and memory would have it once more.
+ *
  * Threads: any. Lock: client.lock around the tables; never while copying or waiting.
  */
 #include "client/client.h"
 
+#include "common/disk_file.h"
+#include "kernels/disk_copy.h"
 #include "trap/read_set.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
@@ -23,6 +29,8 @@
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
+
+#define FILE_FROM_BLOCKS 1024u /* 4 MiB; less is soon copied */
 
 int pc__use_private(pc_client *client, uint64_t id, struct pc__mapping **out)
 {
@@ -129,7 +137,7 @@ static uint64_t layer_bytes_of(const struct pc__layer_head *head)
     return head->data_offset + (head->n_blocks << PC_BLOCK_SHIFT);
 }
 
-int pc__layer_begin(struct pc__layer_head *head, const struct pc_run *runs, size_t n_runs)
+static void fill_in_head(struct pc__layer_head *head, const struct pc_run *runs, size_t n_runs)
 {
     head->magic = PC__LAYER_MAGIC;
     head->n_runs = (uint32_t)n_runs;
@@ -137,6 +145,11 @@ int pc__layer_begin(struct pc__layer_head *head, const struct pc_run *runs, size
     head->n_blocks = 0;
     for (size_t i = 0; i < n_runs; i++)
         head->n_blocks += runs[i].n_blocks;
+}
+
+int pc__layer_begin(struct pc__layer_head *head, const struct pc_run *runs, size_t n_runs)
+{
+    fill_in_head(head, runs, n_runs);
     int fd = memfd_create("clamor-layer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return pc__fail_errno("memfd of a layer");
@@ -158,7 +171,7 @@ int pc__layer_hand_over(pc_client *client, int fd, const struct pc__layer_head *
                                           .layer_bytes = layer_bytes_of(head)};
     struct pc__call call = {.gives = &fd};
     struct pc__ctl_staged staged;
-    int rc = fix(fd);
+    int rc = pc__is_memfd(fd) ? fix(fd) : PC_OK;
     if (!rc)
         rc = pc__call(client, PC__CTL_STAGE, &message, sizeof message, true, deadline_ns, &call);
     if (rc)
@@ -172,6 +185,42 @@ int pc__layer_hand_over(pc_client *client, int fd, const struct pc__layer_head *
     return PC_OK;
 }
 
+/* The file of a large layer whose home is on this node's disk, or -1 in *fd. */
+static int ask_for_file(pc_client *client, const struct pc__layer_head *head, uint64_t deadline_ns, int *fd)
+{
+    const struct pc__ctl_stage message = {.region = head->region, .commit_id = head->commit_id,
+                                          .layer_bytes = layer_bytes_of(head)};
+    struct pc__call call = {0};
+    *fd = -1;
+    const int rc = pc__call(client, PC__CTL_LAYER_FILE, &message, sizeof message, true, deadline_ns, &call);
+    if (!rc && call.n_fds == 1)
+        *fd = call.fds[0];
+    else
+        pc__fds_close(call.fds, &call.n_fds);
+    return rc;
+}
+
+/* Head, runs, blocks, and checksums of the blocks. */
+static int fill_file(int fd, const struct pc__mapping *mapping, const struct pc__layer_head *head,
+                     const struct pc_run *runs)
+{
+    const uint64_t sums_bytes = head->n_blocks * sizeof(uint32_t);
+    struct pc__blocks_at *pieces = calloc(head->n_runs, sizeof *pieces);
+    uint32_t *sums = malloc(sums_bytes);
+    int rc = pieces && sums ? write_head(fd, head, runs)
+                            : pc__fail(PC_ERR_NO_MEMORY, "a layer of %" PRIu64 " blocks", head->n_blocks);
+    for (size_t i = 0; i < head->n_runs && !rc; i++)
+        pieces[i] = (struct pc__blocks_at){
+            pc__pointer(mapping->trapped.address + (runs[i].first_block << PC_BLOCK_SHIFT)), runs[i].n_blocks};
+    if (!rc)
+        rc = pc__disk_copy(fd, head->data_offset, pieces, head->n_runs, sums);
+    if (!rc)
+        rc = pc__disk_file_write(fd, sums, sums_bytes, layer_bytes_of(head));
+    free(sums);
+    free(pieces);
+    return rc;
+}
+
 /* head: whose layer it is. */
 static int stage(pc_client *client, const struct pc__mapping *mapping, struct pc__layer_head head,
                  const struct pc_run *runs, size_t n_runs, int n_threads, uint64_t deadline_ns,
@@ -180,10 +229,18 @@ static int stage(pc_client *client, const struct pc__mapping *mapping, struct pc
     int rc = pc__layer_check_runs(mapping, runs, n_runs);
     if (rc)
         return rc;
-    int fd = pc__layer_begin(&head, runs, n_runs);
-    if (fd < 0)
-        return fd;
-    rc = pc__copy_runs(fd, head.data_offset, mapping->trapped.address, runs, n_runs, n_threads);
+    int fd = -1;
+    fill_in_head(&head, runs, n_runs);
+    if (head.n_blocks >= FILE_FROM_BLOCKS && (rc = ask_for_file(client, &head, deadline_ns, &fd)))
+        return rc;
+    if (fd >= 0) {
+        rc = fill_file(fd, mapping, &head, runs);
+    } else {
+        fd = pc__layer_begin(&head, runs, n_runs);
+        if (fd < 0)
+            return fd;
+        rc = pc__copy_runs(fd, head.data_offset, mapping->trapped.address, runs, n_runs, n_threads);
+    }
     if (!rc)
         rc = pc__layer_hand_over(client, fd, &head, deadline_ns, server_id);
     close(fd);

@@ -67,6 +67,28 @@ int pc__disk_file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset)
     return rc ? rc : pc__disk_file_check(fd);
 }
 
+int pc__disk_file_write(int fd, const void *bytes, uint64_t n_bytes, uint64_t offset)
+{
+    const uint8_t *at = bytes;
+    while (n_bytes) {
+        const ssize_t n = pwrite(fd, at, n_bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return pc__fail_disk("writing %llu bytes at %llu", (unsigned long long)n_bytes,
+                                 (unsigned long long)offset);
+        at += n;
+        offset += (uint64_t)n;
+        n_bytes -= (uint64_t)n;
+    }
+    return PC_OK;
+}
+
+bool pc__is_memfd(int fd)
+{
+    return fcntl(fd, F_GET_SEALS) >= 0;
+}
+
 bool pc__disk_file_try(int fd, void *out, uint64_t n_bytes, uint64_t offset)
 {
     const struct iovec into = {.iov_base = out, .iov_len = n_bytes};

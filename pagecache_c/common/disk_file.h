@@ -26,6 +26,12 @@ int pc__file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset);
  * failed to write what was to be there (pc__disk_file_check). */
 int pc__disk_file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset);
 
+/* All of it, from offset on. PC_OK, or an error; PC_ERR_NO_SPACE where the disk is full. */
+int pc__disk_file_write(int fd, const void *bytes, uint64_t n_bytes, uint64_t offset);
+
+/* Whether it is in memory: only such files can be sealed. */
+bool pc__is_memfd(int fd);
+
 /* As pc__file_read, without a wait for the disk: false where it would have to wait, or where nobody knows. */
 bool pc__disk_file_try(int fd, void *out, uint64_t n_bytes, uint64_t offset);
 

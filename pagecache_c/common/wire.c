@@ -70,6 +70,7 @@ static const struct body_size {
     [PC__CTL_FAIL] = FIXED(struct pc__ctl_fail),
     [PC__CTL_PING] = AT_LEAST(0),
     [PC__CTL_STAGE] = FIXED(struct pc__ctl_stage),
+    [PC__CTL_LAYER_FILE] = FIXED(struct pc__ctl_stage),
     [PC__CTL_RESOLVE] = FIXED(struct pc__ctl_stage),
     [PC__CTL_GATHER] = FIXED(struct pc__ctl_gather),
     [PC__CTL_EVICTED] = FIXED(struct pc__ctl_runs),
@@ -160,6 +161,7 @@ static bool body_is_sound(enum pc__ctl_type type, const void *body)
         return words.error < 0 && words.reserved == 0 && pc__is_task(words.task);
     }
     case PC__CTL_STAGE:
+    case PC__CTL_LAYER_FILE:
     case PC__CTL_RESOLVE: {
         struct pc__ctl_stage stage;
         memcpy(&stage, body, sizeof stage);

@@ -39,7 +39,7 @@ enum pc__ctl_type {
     PC__CTL_REPLY = 10,  /* s->c  status and body by request; HELLO's body is a pc__ctl_hello */
     PC__CTL_FAIL = 11,   /* s->c  pc__ctl_fail: a fault cannot be resolved; the process must end */
     PC__CTL_PING = 12,   /* c->s  nothing; replied at once by the loop that owns the client */
-    PC__CTL_STAGE = 13,  /* c->s  pc__ctl_stage; fds: [layer memfd]; reply when it is kept:
+    PC__CTL_STAGE = 13,  /* c->s  pc__ctl_stage; fds: [the layer's file]; reply when it is kept:
                                   pc__ctl_staged */
     PC__CTL_RESOLVE = 14,/* c->s  pc__ctl_stage, with version; no reply */
     PC__CTL_GATHER = 15, /* c->s  pc__ctl_gather; fds: [memfd]; reply when it is filled in */
@@ -54,7 +54,9 @@ enum pc__ctl_type {
                                   give a lease any more */
     PC__CTL_LAST_WORDS = 22, /* c->s pc__ctl_last_words: this process ends because of a FAIL; reply when
                                   it is queued for Python */
-    PC__CTL_LAST = 23
+    PC__CTL_LAYER_FILE = 23, /* c->s pc__ctl_stage; reply with a file on disk for the layer, or with none: it
+                                  is to be in memory */
+    PC__CTL_LAST = 24
 };
 
 enum pc__evicted { PC__EVICTED_END = 0, PC__EVICTED_BEGIN = 1, PC__EVICTED_READ = 2 };
@@ -129,7 +131,7 @@ struct pc__ctl_stage {
     uint64_t region;
     uint64_t commit_id;
     uint64_t version;    /* RESOLVE: what it became; 0: it was refused */
-    uint64_t layer_bytes; /* STAGE: of the memfd */
+    uint64_t layer_bytes; /* STAGE, LAYER_FILE: of the layer (pc__layer_parse) */
     uint64_t mapping_id; /* RESOLVE: that the layer was copied from; 0: it is gone */
 };
 
@@ -239,7 +241,8 @@ struct pc__control_page {
 
 /* The dirty blocks of one commit on one region: this head, then n_runs struct pc_run (sorted,
  * disjoint), zeros up to the next block boundary, then the blocks in the order of the runs. A file
- * of exactly data_offset + n_blocks * 4 KiB, fixed once it is staged. */
+ * of exactly data_offset + n_blocks * 4 KiB, fixed once it is staged. On disk there may be more behind them:
+ * the checksum of each block (pc_copy_to_disk), so the page server need not read them for that. */
 #define PC__LAYER_MAGIC 0x3152594c43ull
 /* The blocks are a delta: what they were XOR what they are. They are no version's content, and nothing may
  * take them for that; the home XORs them with the version before. */

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import fcntl
 import os
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,12 +51,9 @@ def test_a_layer_is_read_as_it_was_written(node: Path) -> None:
         assert layer.read(3, 1) == CONTENT[70].tobytes()
 
 
-@pytest.mark.parametrize("direct", [True, False])
-def test_a_large_layer(node: Path, monkeypatch: pytest.MonkeyPatch, direct: bool) -> None:
+def test_a_large_layer(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "CHUNK_BYTES", 64 << 10)
     monkeypatch.setattr(layer_files, "_LARGE_BYTES", 1)
-    if not direct:
-        monkeypatch.setattr(layer_files, "_set_direct", lambda *_: False)
     content = {block: block_of(block) for block in range(0, 700, 2)}  # its head has two blocks
     with Layer.open(put_layer(node, 7, 42, content, version=3)) as layer:
         assert layer.version == 3
@@ -63,22 +62,58 @@ def test_a_large_layer(node: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
             assert layer.read(index, 1) == content[block].tobytes()
 
 
-def test_a_file_system_that_refuses_direct_writes(
+@contextlib.contextmanager
+def staged_on_disk(node: Path, content: Mapping[int, Any]) -> Iterator[tuple[int, int]]:
+    """The engine's file of a large layer, without a name: its descriptor, and the layer's bytes."""
+    layer = engine_layer(7, 42, content)
+    sums = np.concatenate([block_sums(content[block]) for block in sorted(content)])
+    fd = os.open(node, os.O_TMPFILE | os.O_RDWR, 0o600)
+    try:
+        disk.write_at(fd, layer + sums.astype("<u4").tobytes() + b"room" * 5, 0)
+        yield fd, len(layer)
+    finally:
+        os.close(fd)
+
+
+def test_a_layer_that_is_on_this_disk_gets_a_name(node: Path) -> None:
+    with staged_on_disk(node, CONTENT) as (fd, n_bytes):
+        for _ in range(2):  # a process that was restarted asks again
+            path = write_layer(node, 7, 42, fd, n_bytes, version=3)
+            assert disk.is_file(path, fd)
+        assert path.read_bytes() == put_layer(node, 7, 42, CONTENT, version=3).read_bytes()
+    with Layer.open(path) as layer:
+        layer.check()
+
+
+def test_a_layer_whose_sync_failed_is_read_by_nobody(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_files, "_LARGE_BYTES", 1)
-    pwrite, refused = os.pwrite, []
+    def fails(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def refuses(fd: int, data: memoryview, offset: int) -> int:
-        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-            refused.append(offset)
-            raise OSError(errno.EINVAL, "no")
-        return pwrite(fd, data, offset)
+    with staged_on_disk(node, CONTENT) as (fd, n_bytes):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fails)
+            with pytest.raises(errors.StoreError, match=r"7-000000000000002a\.layer"):
+                write_layer(node, 7, 42, fd, n_bytes)
+        # The kernel reports it once: a second sync would say that all is well.
+        with pytest.raises(errors.StoreError):
+            write_layer(node, 7, 42, fd, n_bytes)
+    assert not list((node / LAYERS).iterdir())
 
-    monkeypatch.setattr(os, "pwrite", refuses)
-    with Layer.open(put_layer(node, 7, 42, CONTENT)) as layer:
+
+def test_a_layer_on_another_file_system_is_copied(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", refuses)
+    with staged_on_disk(node, CONTENT) as (fd, n_bytes):
+        path = write_layer(node, 7, 42, fd, n_bytes)
+        assert not disk.is_file(path, fd)
+    with Layer.open(path) as layer:
         layer.check()
-    assert refused in ([0], [])  # or it has no O_DIRECT at all
 
 
 def test_each_length_of_a_torn_file_is_told(node: Path) -> None:

@@ -17,6 +17,7 @@
  */
 #include "client/client.h"
 
+#include "common/disk_file.h"
 #include "common/huge_pages.h"
 
 #include <errno.h>
@@ -253,7 +254,7 @@ int pc__mapping_check_memory(struct pc__mapping *mapping, int fd, uint64_t inode
     struct stat st;
     if (fstat(fd, &st))
         return pc__fail_errno("fstat of variable %" PRIu64, mapping->region);
-    mapping->trapped.on_disk = fcntl(fd, F_GET_SEALS) < 0; /* memory alone has seals */
+    mapping->trapped.on_disk = !pc__is_memfd(fd);
     if (pc__file_id(&st) == inode && (uint64_t)st.st_size == mapping->trapped.length_bytes)
         return PC_OK;
     return pc__fail(PC_ERR_PROTOCOL,

@@ -119,9 +119,6 @@ struct pc__kept pc__kept_of_left(const struct pc__region *region,
 /* on_disk: a file of this server alone. Owns fd in every case. */
 int pc__layer_open(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id, bool on_disk,
                    struct pc__layer **out);
-/* A copy on disk; the layer stays as it is. Only bytes, index and blocks: it is staged nowhere. */
-int pc__layer_to_disk(const struct pc_engine *engine, const struct pc__layer *layer,
-                      struct pc__layer **out);
 /* Of its data: the block at that position, and those behind it. NULL: it is on disk. */
 static inline const uint8_t *pc__layer_at(const struct pc__layer *layer, uint64_t position)
 {

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -55,7 +54,9 @@ static int check_file(const struct pc__layer *layer, uint64_t *inode)
     if (fstat(layer->memfd, &st) || has < 0)
         return pc__fail_errno("a layer's file");
     /* One that could shrink could kill us with SIGBUS. */
-    if ((has & seals) != seals || layer->bytes < PC_BLOCK_BYTES || (uint64_t)st.st_size != layer->bytes)
+    const uint64_t file_bytes = (uint64_t)st.st_size;
+    const bool is_long = layer->on_disk ? file_bytes >= layer->bytes : file_bytes == layer->bytes;
+    if ((has & seals) != seals || layer->bytes < PC_BLOCK_BYTES || !is_long)
         return pc__fail(PC_ERR_PROTOCOL, "a layer that is not sealed, or not as long as it says");
     *inode = pc__file_id(&st);
     return PC_OK;
@@ -126,34 +127,6 @@ int pc__layer_open(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id, 
         layer->positions[i] = layer->positions[i - 1] + layer->runs[i - 1].n_blocks;
     *out = layer;
     return PC_OK;
-}
-
-static int copy_file(int to, int from, uint64_t n_bytes)
-{
-    off_t at = 0;
-    while ((uint64_t)at < n_bytes) {
-        const ssize_t n = sendfile(to, from, &at, n_bytes - (uint64_t)at);
-        if (n < 0 && errno != EINTR)
-            return pc__fail_disk("writing a layer of %llu bytes to disk", (unsigned long long)n_bytes);
-        if (n == 0)
-            return pc__fail(PC_ERR_PROTOCOL, "a layer that is shorter than it was");
-    }
-    return PC_OK;
-}
-
-int pc__layer_to_disk(const struct pc_engine *engine, const struct pc__layer *layer,
-                      struct pc__layer **out)
-{
-    uint64_t inode;
-    const int fd = pc__store_file_make(engine, layer->bytes, true, false, &inode);
-    if (fd < 0)
-        return fd;
-    const int rc = copy_file(fd, layer->memfd, layer->bytes);
-    if (rc) {
-        close(fd);
-        return rc;
-    }
-    return pc__layer_open(fd, layer->bytes, layer->region, layer->commit_id, true, out);
 }
 
 int pc__layer_read(const struct pc__layer *layer, uint64_t position, uint64_t n_blocks, uint8_t *out)

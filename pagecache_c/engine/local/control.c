@@ -198,6 +198,9 @@ static int handle(struct pc__session *session, const struct pc__ctl_message *mes
     case PC__CTL_STAGE:
         pc__session_stage(session, message, fds, n_fds);
         return PC_OK;
+    case PC__CTL_LAYER_FILE:
+        pc__session_layer_file(session, message);
+        return PC_OK;
     case PC__CTL_RESOLVE:
         pc__session_resolve(session, message);
         return PC_OK;

@@ -215,6 +215,21 @@ void pc__session_stage(struct pc__session *session, const struct pc__ctl_message
         reply_when_kept(session, message->header.request_id, body.region, true);
 }
 
+void pc__session_layer_file(struct pc__session *session, const struct pc__ctl_message *message)
+{
+    struct pc__ctl_stage body;
+    memcpy(&body, message->body, sizeof body);
+    int fd = -1, rc = pc__descriptors_spare();
+    if (!rc)
+        rc = pc__layer_file_for(session->loop->engine, body.region, body.layer_bytes, &fd);
+    if (rc)
+        pc__session_reply(session, message, rc);
+    else
+        pc__session_send(session, PC__CTL_REPLY, message->header.request_id, PC_OK, NULL, 0, fd);
+    if (fd >= 0)
+        close(fd);
+}
+
 /* The layer is safe in any case: what is bounded is how many more there can be. */
 void pc__session_staged(struct pc__session *session, uint32_t request_id, uint64_t id)
 {

@@ -23,7 +23,6 @@
  * the old process, so nobody may ever say it again. A writer that is still at work commits, or
  * stages the next layer, within this time, or else begins anew under another id. */
 #define ASK_ADOPTED_NS 10000000000ull
-#define SPILL_LEAST_BYTES (256u << 10) /* what is less is applied, and gone, before it is much */
 
 /* ----------------------------------------------------------------- staging */
 
@@ -99,35 +98,12 @@ int pc__layer_keep_again(struct pc_engine *engine, uint64_t region, uint64_t com
     return rc;
 }
 
-/* What is to be there until all layers of a commit are must not be in memory, where its home is on disk
- * for want of that: the copy takes the layer's place. */
-static int spill(struct pc_engine *engine, struct pc__layer **layer)
-{
-    struct pc__region *region =
-        (*layer)->bytes < SPILL_LEAST_BYTES ? NULL : pc__region_get(engine, (*layer)->region);
-    bool on_disk = false;
-    if (!region)
-        return PC_OK;
-    pthread_mutex_lock(&region->lock);
-    const struct pc__home *home = region->home ? region->home : region->prepared;
-    on_disk = home && home->base.on_disk;
-    pthread_mutex_unlock(&region->lock);
-    pc__region_put(engine, region);
-    struct pc__layer *copy;
-    int rc = on_disk ? pc__layer_to_disk(engine, *layer, &copy) : PC_OK;
-    if (rc || !on_disk)
-        return rc;
-    copy->owner = (*layer)->owner;
-    pc__layer_put(*layer);
-    *layer = copy;
-    return PC_OK;
-}
-
 static int stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, uint64_t bytes, int fd,
                  uint64_t owner, bool or_in_memory)
 {
     struct pc__layer *layer;
-    int rc = pc__layer_open(fd, bytes, region, commit_id, false, &layer);
+    const bool on_disk = pc__layer_is_in_file(engine, fd, bytes);
+    int rc = pc__layer_open(fd, bytes, region, commit_id, on_disk, &layer);
     if (rc)
         return rc;
     if (layer->flags & PC__LAYER_MADE_WHOLE) {
@@ -142,7 +118,7 @@ static int stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, 
         pc__layer_put(layer);
         return pc__layer_keep_again(engine, region, commit_id);
     }
-    rc = spill(engine, &layer);
+    rc = pc__layer_spill(engine, &layer);
     if (rc && !(or_in_memory && rc == PC_ERR_NO_SPACE)) {
         pc__layer_put(layer);
         return rc;

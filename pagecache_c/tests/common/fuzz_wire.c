@@ -77,13 +77,14 @@ static void try_control(const uint8_t *packet, size_t n_bytes)
              open.flags >> PC_MAP_PAGE_SHIFT <= 23);
         must(open.length_bytes > 0 && open.address + open.length_bytes > open.address);
     }
-    if (message.header.type == PC__CTL_STAGE || message.header.type == PC__CTL_RESOLVE) {
+    if (message.header.type == PC__CTL_STAGE || message.header.type == PC__CTL_RESOLVE ||
+        message.header.type == PC__CTL_LAYER_FILE) {
         struct pc__ctl_stage stage;
         must(message.body_bytes == sizeof stage);
         memcpy(&stage, message.body, sizeof stage);
         must(stage.region != 0 && stage.commit_id != 0 &&
              stage.layer_bytes % PC_BLOCK_BYTES == 0);
-        must((message.header.type == PC__CTL_STAGE) == (stage.layer_bytes > 0));
+        must((message.header.type != PC__CTL_RESOLVE) == (stage.layer_bytes > 0));
     }
     if (message.header.type == PC__CTL_GATHER) {
         struct pc__ctl_gather gather;
