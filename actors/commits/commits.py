@@ -13,10 +13,11 @@ One to a region whose home is just moving waits before the decision (``held_comm
 layers go to the new home, and it is decided.
 
 A commit whose homes are all on the writer's node, and whose layers have just been staged, never
-waits: it is decided within its one call. Not so in a session with a store: there each home, also
-the writer's own, is asked for its layer, and answers when that is in a file on its disk. A home
-that begins anew from its directory must have dropped none of those that a decision rests on: what
-it has answered before counts no more.
+waits: it is decided within its one call. In a session with a store each home must have its layer in
+a file on its disk. The writer asks the one on its node for that, and says which process of it has
+answered. That counts if this process has registered since the registry began, and no other one has
+begun since; all others are asked from here. A home that begins anew from its directory must have
+dropped none of those that a decision rests on: what it has answered before counts no more.
 
 What is unsaid about a failure: nothing. A commit that raised is not in the journal, its layers are
 where they were, and the same request may be sent again (after a conflict in vain).
@@ -112,7 +113,7 @@ class Commits:
         held: Regions whose commits wait.
         make_room: Has homes moved off a server until it has so many bytes of memory, and none of
             these regions: whether it has them now.
-        pulls_own: Homes on the writer's node are asked for their layers like others.
+        keeps: It is a session with a store.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Commits:
         restarted_s: float | None = None,
         held: HeldCommits | None = None,
         make_room: Callable[[int, int, Collection[int]], Awaitable[bool]] = no_room,
-        pulls_own: bool = False,
+        keeps: bool = False,
     ) -> None:
         self._log = log
         self._journal = journal
@@ -137,7 +138,8 @@ class Commits:
         self._restarted_s = restarted_s
         self._held = held if held is not None else HeldCommits()
         self._make_room = make_room
-        self._pulls_own = pulls_own
+        self._keeps = keeps
+        self._processes: dict[int, int] = {}  # of homes, that have registered here
         # Of commits that run: when which home answered for which region.
         self._answers: dict[int, dict[tuple[int, int], float]] = {}
         self._n_begins: dict[int, int] = {}  # by home
@@ -261,17 +263,27 @@ class Commits:
     def _is_own(self, pull: tuple[int, Write]) -> bool:
         """Whether the home has it from a process of its node, and that is enough: staged is
         pulled."""
-        return not self._pulls_own and self._is_staged_at(*pull)
+        home, write = pull
+        is_kept = not self._keeps or (
+            write.kept_by != 0 and write.kept_by == self._processes.get(home)
+        )
+        return is_kept and self._is_staged_at(home, write)
 
     @staticmethod
     def _is_staged_at(home: int, write: Write) -> bool:
         """Its writer drops it there, or says what became of it."""
         return home == write.staged_at
 
+    def home_is(self, home: int, process: int) -> None:
+        """A process of a page server has registered: what it says counts until the next one begins.
+        To be called without an await after the registration came."""
+        self._processes[home] = process
+
     def home_begins(self, home: int) -> None:
         """A home begins anew from what its directory has, and drops layers that were not committed:
         it is asked for them again. To be called before it is told what was."""
         self._n_begins[home] = self._n_begins.get(home, 0) + 1
+        self._processes.pop(home, None)
         for answered_s in self._answers.values():
             for key in [key for key in answered_s if key[0] == home]:
                 del answered_s[key]

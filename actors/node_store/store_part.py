@@ -16,6 +16,7 @@ Safe from any thread. Files of one region are changed by one thread at a time.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
@@ -23,7 +24,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -347,6 +348,29 @@ class StorePart:
             with self._lock:
                 self._written.add((region, commit_id))
                 self._undecided[region, commit_id] = time.monotonic()
+
+    def keep_own_layer(self, region: int, commit_id: int) -> bool:
+        """Whether a layer is on the disk now, and its home is here. If not, the registry asks for
+        it, and hears why."""
+        try:
+            os.close(self._home_file(region).fd)
+            self.keep_layer(region, commit_id)
+        except errors.FreedError:  # it is on its way to another home
+            return False
+        except errors.ClamorError as failure:
+            logger.warning("a layer of %s is not on the disk: %s", label(region), failure)
+            return False
+        return True
+
+    def answering(self, process: int) -> Callable[[int, int], Awaitable[int]]:
+        """As ``keep_own_layer``, for an event loop: the process that has it, or 0."""
+
+        async def keep(region: int, commit_id: int) -> int:
+            loop = asyncio.get_running_loop()
+            is_kept = await loop.run_in_executor(None, self.keep_own_layer, region, commit_id)
+            return process if is_kept else 0
+
+        return keep
 
     def keep_whole(self, region: int, commit_id: int, version: int) -> None:
         """A delta was made whole, and the base may change once this returns. In place of the delta.

@@ -1,9 +1,13 @@
-"""What processes of this node watch: the registry is asked once for all, and each is told.
+"""What processes of this node watch, and have staged.
+
+The registry is asked once for all that watch the same variable, and each is told.
 
     process  -> "watch REGION VERSION\\n"   tell me of versions after this one
     process  -> "leave REGION\\n"           no more
     process <-  "at REGION VERSION\\n"      the newest version; those between are not told
     process <-  "freed REGION\\n"           the last line about it
+    process  -> "keep REGION COMMIT\\n"     is this layer on the disk, for its home, which is here?
+    process <-  "kept REGION COMMIT PROCESS\\n"  it is, at that process; or it is 0
 
 A process says after each connect what it knows, and so does this server to the registry with each
 question. So a restart of either loses nothing. Who does not read is disconnected, connects again,
@@ -37,6 +41,7 @@ LINE_BYTES: Final = 64
 PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 Newer = Callable[[dict[int, int], float], Awaitable[dict[int, int]]]
+Keep = Callable[[int, int], Awaitable[int]]
 
 
 class NewsServer:
@@ -45,11 +50,18 @@ class NewsServer:
     Args:
         newer: Asks the registry: ``News.newer``, of this server.
         spawn: Runs a coroutine in the background, until the server closes.
+        keep: Of a region and a commit; see the file's head.
     """
 
-    def __init__(self, newer: Newer, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+    def __init__(
+        self,
+        newer: Newer,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        keep: Keep | None = None,
+    ) -> None:
         self._newer = newer
         self._spawn = spawn
+        self._keep = keep
         self._watched: dict[asyncio.StreamWriter, dict[int, int]] = {}
         self._more = asyncio.Event()  # something is watched that was not asked for
         self._listener: asyncio.Server | None = None
@@ -136,6 +148,9 @@ class NewsServer:
                 elif word == "leave":
                     (region,) = map(int, numbers)
                     known.pop(region, None)
+                elif word == "keep":
+                    region, commit_id = map(int, numbers)
+                    self._spawn(self._keep_and_say(writer, region, commit_id))
                 else:
                     raise ValueError(word)
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -145,6 +160,13 @@ class NewsServer:
         finally:
             self._watched.pop(writer, None)
             writer.close()
+
+    async def _keep_and_say(
+        self, writer: asyncio.StreamWriter, region: int, commit_id: int
+    ) -> None:
+        process = await self._keep(region, commit_id) if self._keep is not None else 0
+        if not writer.is_closing():
+            writer.write(f"kept {region} {commit_id} {process}\n".encode("ascii"))
 
     def _tell(self, news: dict[int, int]) -> None:
         for writer, known in list(self._watched.items()):

@@ -21,6 +21,7 @@ import functools
 import itertools
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -117,6 +118,7 @@ class PageServer:
         self._node_id = node_id
         self._renewing = threading.Lock()  # a keeper is being started in place of another
         self._info: ServerInfo | None = None
+        self._process = secrets.randbits(64) or 1
         self._stopped = False
         self._ending = threading.Lock()
         oom_score.lower()
@@ -249,6 +251,7 @@ class PageServer:
             ).start(),
             file_wanted=self._file_reads.wanted,
             durable_wanted=self._durable_wanted,
+            keep=None if self._store is None else self._store.answering(self._process),
         )
         self._moved_homes = MovedHomes(
             *(self._engine, self._fetch),
@@ -274,6 +277,7 @@ class PageServer:
             library_version=LIBRARY_VERSION,
             pid=os.getpid(),
             directory=self._place,
+            process=self._process,
         )
         if is_cold:
             registry.store_damaged(server_id, damaged)

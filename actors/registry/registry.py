@@ -241,7 +241,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             restarted_s=time.monotonic() if is_restart else None,
             held=held,
             make_room=lambda *what: self._full_nodes.make_room(*what),
-            pulls_own=self.KEEPS,
+            keeps=self.KEEPS,
         )
         self._read_sets = SharedReadSets(core, config.cache_bytes)
         lineage = self._lineage = LineageService(

@@ -31,7 +31,13 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol import names
-from clamor_ray._protocol.messages import STORED_IDS, ServerConfig, SessionReport, StoreState
+from clamor_ray._protocol.messages import (
+    STORED_IDS,
+    ServerConfig,
+    ServerInfo,
+    SessionReport,
+    StoreState,
+)
 from clamor_ray._protocol.ray_state import actor_names, alive_nodes
 from clamor_ray._store.directories import RegistryDirectory, open_registry
 from clamor_ray.actors.commits.durable_journal import DurableJournal
@@ -181,6 +187,11 @@ class StoreRegistry(Registry):
         between."""
         self._commits.home_begins(server_id)
         self._regions.home_begins(server_id)
+
+    async def register_server(self, info: ServerInfo) -> ServerInfo:
+        """See ``PageServers.register``."""
+        self._commits.home_is(info.server_id, info.process)
+        return await super().register_server(info)
 
     def _opening(self, saved: Saved) -> Saved:
         """A new opening of the store: what goes on of what the journal holds, which is written

@@ -218,6 +218,8 @@ class Write:
         payload: The new content of an inline variable; None for a region.
         were_lost: Of a piece with parity: those of the blocks, serialized likewise, that nobody had
             when the transaction began. Its parity's delta has them as if they had been zeros.
+        kept_by: In a session with a store: which process of the page server at ``staged_at`` has
+            said that the layer is on its disk (``ServerInfo.process``); 0: none.
     """
 
     region: int
@@ -229,6 +231,7 @@ class Write:
     plan: bytes | None = None
     payload: bytes | None = None
     were_lost: bytes = b""
+    kept_by: int = 0
 
 
 @dataclass(frozen=True)
@@ -364,6 +367,7 @@ class ServerInfo:
         epoch: Counts this server's registrations; the registry sets it.
         directory: In a session with a store, the uuid of the directory that it has locked there: 32
             hex digits. Its id follows from that.
+        process: 64 random bits, not 0, of that process alone; 0 in tests.
     """
 
     server_id: int
@@ -375,6 +379,7 @@ class ServerInfo:
     pid: int = 0
     epoch: int = 0
     directory: str = ""
+    process: int = 0
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session import end_hooks, starting
 from clamor_ray._session.announced import announce
 from clamor_ray._session.create import Creator
+from clamor_ray._session.kept_layers import KeptLayers
 from clamor_ray._session.news import News
 from clamor_ray._tasks import task_context
 from clamor_ray._tasks.task_ends import TaskEnds
@@ -111,6 +112,7 @@ class Session:
         self.server_id = server_id_of(node_id)
         self.creator = self._make_creator()
         self.news = News(self)
+        self.kept_layers = KeptLayers(self)
         references.install()
         views.install()
         indexing.install()
@@ -545,6 +547,7 @@ class Session:
             exiting: the process ends: what stays is not copied before.
         """
         self.leave()
+        self.kept_layers.close()
         if len(self.leases):
             end_hooks.left[:] = [table for table in end_hooks.left if len(table)]
             end_hooks.left.append(self.leases)
@@ -560,6 +563,7 @@ class Session:
         self._client_lock = threading.Lock()
         self.creator.after_fork()
         self.news.after_fork()
+        self.kept_layers.after_fork()
         if self._client is None:
             return
         why = None

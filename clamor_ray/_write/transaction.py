@@ -504,8 +504,10 @@ class Transaction:
                     session.rpc.may_commit(request)
                 began_s = time.monotonic()
                 staged_at = self._stage(session, commit_id, changes, timeout_s)
+                kept_by = session.kept_layers.ask(commit_id, _kept_together(staged_at, changes))
                 staged = tuple(
-                    replace(write, staged_at=staged_at.get(write.region, 0)) for write in writes
+                    replace(write, staged_at=staged_at.get(write.region, 0), kept_by=kept_by)
+                    for write in writes
                 )
                 request = replace(request, writes=(*key, *staged))
                 made = self._ask(session, request, changes, began_s)
@@ -659,6 +661,11 @@ class Transaction:
             self.abort()
         elif self._status == "open":
             self.commit()
+
+
+def _kept_together(staged_at: dict[int, int], changes: list[Change]) -> list[int]:
+    """The regions of a commit, where no layer of it has gone to its home already."""
+    return [] if any(change.in_turn for change in changes) else list(staged_at)
 
 
 def _outcome(session: Session, commit_id: int, changes: list[Change]) -> dict[int, int]:

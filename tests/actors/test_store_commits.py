@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,7 +107,7 @@ class World:
         self.journal = Journal(directory)
         for region, homes in self.homes.homes.items():
             self.log.open(region, homes)
-        self.commits = Commits(self.log, self.journal, self.homes, 2.0, lambda: 0.0, pulls_own=True)
+        self.commits = Commits(self.log, self.journal, self.homes, 2.0, lambda: 0.0, keeps=True)
 
 
 @pytest.fixture
@@ -209,6 +210,74 @@ def test_what_a_home_has_answered_before_it_begins_anew_counts_no_more(
         world.homes.pull_does = begins_anew
         assert (await world.commits.commit(request(7, 1, 3))).versions == {1: 1, 3: 1}
         assert sorted(world.homes.pulled) == sorted([(HOME, 1), (HOME, 1), (THERE, 3)])
+
+    with_world(work)
+
+
+def kept(commit_id: int, *regions: int, process: int = 11) -> CommitRequest:
+    """Its writer says that this process of the home on its node has all layers on its disk."""
+    writes = (replace(write(each), kept_by=process) for each in regions)
+    return CommitRequest(commit_id, tuple(writes))
+
+
+def test_a_home_that_its_writer_has_asked_is_not_asked_again(with_world: Steps) -> None:
+    async def work(world: World) -> None:
+        world.commits.home_is(HOME, 11)
+        assert (await world.commits.commit(kept(7, 1, 2))).versions == {1: 1, 2: 1}
+        assert world.homes.pulled == []
+        with pytest.raises(errors.CommitConflict):
+            await world.commits.commit(kept(8, 1))
+
+    with_world(work)
+
+
+@pytest.mark.parametrize("known", [None, 12, "began anew"])
+def test_what_another_process_of_a_home_has_said_is_asked_again(
+    with_world: Steps, known: int | str | None
+) -> None:
+    """The registry does not know it, or another one, or what comes after it begins just now."""
+
+    async def work(world: World) -> None:
+        if known is not None:
+            world.commits.home_is(HOME, 12 if known == 12 else 11)
+        if known == "began anew":
+            world.commits.home_begins(HOME)
+        assert (await world.commits.commit(kept(7, 1))).versions == {1: 1}
+        assert world.homes.pulled == [(HOME, 1)]
+
+    with_world(work)
+
+
+def test_nobody_has_said_anything_where_no_process_has_a_number(with_world: Steps) -> None:
+    async def work(world: World) -> None:
+        world.commits.home_is(HOME, 0)
+        await world.commits.commit(kept(7, 1, process=0))
+        assert world.homes.pulled == [(HOME, 1)]
+
+    with_world(work)
+
+
+def test_a_home_that_was_asked_and_begins_anew_while_another_is_asked_is_asked_again(
+    with_world: Steps,
+) -> None:
+    async def work(world: World) -> None:
+        async def begins_anew(home: int) -> None:
+            if home == THERE:
+                world.commits.home_begins(HOME)
+
+        world.commits.home_is(HOME, 11)
+        world.homes.pull_does = begins_anew
+        assert (await world.commits.commit(kept(7, 1, 3))).versions == {1: 1, 3: 1}
+        assert world.homes.pulled == [(THERE, 3), (HOME, 1)]
+
+    with_world(work)
+
+
+def test_what_was_said_long_ago_is_asked_once_more(with_world: Steps) -> None:
+    async def work(world: World) -> None:
+        world.commits.home_is(HOME, 11)
+        await world.commits.commit(replace(kept(7, 1), staged_ago_s=commits_module.FRESH_S + 1))
+        assert world.homes.pulled == [(HOME, 1)]
 
     with_world(work)
 
