@@ -6,8 +6,9 @@ commit_share      bytes per second of a commit that changes every block of a var
                   on the same disk. Likewise of a large put.
 small_commit_rate commits of one block by eight processes at the same time, per second / syncs of
                   one block by one thread, per second.
-open_ms           until the first value of a store that there is, in a cluster that is new, beyond
-                  what a session without a store takes to start there and to have a first value.
+open_ms           until the first value of a large variable of a store that there is, in a cluster
+                  that is new, beyond what a session without a store takes to start there and to
+                  have a first value.
 recovery_rate     a log of commits that no checkpoint has taken over when all processes are
                   killed -9: its blocks per second of what the next opening takes beyond one after
                   an orderly end.
@@ -169,7 +170,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", choices=CASES, action="append", help="one of them, or more")
     parser.add_argument("--directory", help="on the disk to measure (that of temporary files)")
     parser.add_argument("--mib", type=int, action="append", help="a layer (64, 256, 1024)")
-    parser.add_argument("--put-mib", type=int, help="of the put (8192)")
+    parser.add_argument("--put-mib", type=int, help="of the put, and of what is opened (8192)")
     parser.add_argument("--log-blocks", type=int, help="of the log that is redone (1,048,576)")
     parser.add_argument("--rows", type=int, help="of 256 bytes (1,000,000)")
     parser.add_argument("--seconds", type=float, help="of small commits (10)")
@@ -192,12 +193,13 @@ def main(arguments: list[str]) -> int:
             return Options(str(directory), **more)
 
         repetitions = given.repetitions or (1 if few else 5)
+        put_bytes = (given.put_mib or (32 if few else 8192)) * MIB
         if "layers" in wanted:
             sizes = given.mib or ([4, 16] if few else [64, 256, 1024])
             layers = options(
                 "layers",
                 sizes=tuple(each * MIB for each in sizes),
-                put_bytes=(given.put_mib or (32 if few else 8192)) * MIB,
+                put_bytes=put_bytes,
                 repetitions=repetitions,
             )
             record = run("layers", layers)
@@ -208,7 +210,7 @@ def main(arguments: list[str]) -> int:
             emit({"case": "small", **record})
             figures["small_commit_rate"] = record["rate"]
         if "open" in wanted:
-            figures |= openings(options("open"), repetitions)
+            figures |= openings(options("open", put_bytes=put_bytes), repetitions)
         if "recovery" in wanted:
             n_blocks = given.log_blocks or (1 << 12 if few else 1 << 20)
             figures |= recovery(options("recovery", log_blocks=n_blocks))

@@ -179,7 +179,7 @@ def fill(options: Options) -> dict[str, Any]:
     """What `opening` opens."""
     import clamor_ray as clamor
 
-    clamor.put(common.make_array(8 * VALUE_WORDS, 3), name=VALUE)
+    clamor.put(common.make_array(options.put_bytes or 8 * VALUE_WORDS, 3), name=VALUE)
     for name, n_blocks in _logs(options):
         clamor.put(np.zeros(n_blocks * WORDS_PER_BLOCK, np.uint64), name=name)
     return {}

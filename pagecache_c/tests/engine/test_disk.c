@@ -10,6 +10,7 @@
 #include <sys/uio.h>
 
 #define BYTES ((uint64_t)256 << 12)
+#define LARGE_BYTES ((uint64_t)2048 << 12)
 #define BASE_OF(id) (PC_WINDOW_BEGIN + ((uint64_t)(id) << 28))
 
 static int create(pc_client *client, uint64_t id, uint64_t bytes, int *fd)
@@ -83,6 +84,116 @@ static void test_large_layers_are_no_memory(int trap)
         check_at(p.c, p.far, &info, version);
     OK(pc_client_unmap(p.home, old.id));
     SOON(stats_of(p.s0).layers == 0);
+    pair_stop(&p);
+}
+
+/* A region of 8 MiB, on disk or in memory, at server 0. */
+static struct pc_region_info large_region(const struct pair *p, uint64_t id, int medium)
+{
+    const struct pc_region_info info = {.region = id, .base_address = BASE_OF(id),
+                                        .length_bytes = LARGE_BYTES, .medium = (uint8_t)medium};
+    int fd = -1;
+    OK(pc_client_create(p->home, id, info.base_address, LARGE_BYTES, medium, WAIT, &fd));
+    uint64_t *words = malloc(LARGE_BYTES);
+    fill_pattern(words, id, 0, LARGE_BYTES);
+    OK(pc_copy_in(fd, 0, words, LARGE_BYTES, 1));
+    free(words);
+    close(fd);
+    OK(pc_client_seal(p->home, id, WAIT));
+    publish(p->c, info, p->s0->id);
+    return info;
+}
+
+static uint64_t home_latest(struct server *server, uint64_t id)
+{
+    struct pc__region *region = pc__region_get(server->engine, id);
+    pthread_mutex_lock(&region->lock);
+    const uint64_t latest = region->home->latest;
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(server->engine, region);
+    return latest;
+}
+
+/* Whether the layer of a home's newest version, whose worker stands still, is on disk; then it has the checksums
+ * of the blocks behind them. */
+static bool newest_layer(struct server *server, uint64_t id, uint64_t version, bool *has_sums)
+{
+    SOON(home_latest(server, id) == version); /* its writer says so, and does not wait */
+    struct pc__region *region = pc__region_get(server->engine, id);
+    pthread_mutex_lock(&region->lock);
+    const struct pc__layer *layer = pc__of(region->home->pending.prev, struct pc__layer, link);
+    const bool on_disk = layer->on_disk;
+    uint8_t *blocks = malloc(layer->n_blocks << 12);
+    uint32_t *sums = malloc(layer->n_blocks * 4), *found = malloc(layer->n_blocks * 4);
+    OK(pc__layer_read(layer, 0, layer->n_blocks, blocks));
+    pc_crc32c_blocks(blocks, layer->n_blocks, sums);
+    *has_sums = on_disk && pread(layer->memfd, found, layer->n_blocks * 4, (off_t)layer->bytes) ==
+                               (ssize_t)(layer->n_blocks * 4);
+    for (uint64_t i = 0; *has_sums && i < layer->n_blocks; i++)
+        *has_sums = found[i] == (sums[i] ^ 0x98f94189u);
+    free(found);
+    free(sums);
+    free(blocks);
+    pthread_mutex_unlock(&region->lock);
+    pc__region_put(server->engine, region);
+    return on_disk;
+}
+
+/* Its writer puts it there, where its home is on this node's disk. What comes from elsewhere is copied. */
+static void test_files_of_large_layers(int trap)
+{
+    const struct pc_run large[] = {{3, 1000}, {1100, 1}, {1200, 400}}, small[] = {{0, 80}};
+    struct pair p = pair_start("disk-file", trap, BYTES);
+    const struct pc_region_info disk = large_region(&p, 2, PC_MEDIUM_DISK),
+                                memory = large_region(&p, 3, PC_MEDIUM_MEMORY);
+    struct pc_mapping old = map_at(p.home, &disk, 0, 0), of_memory = map_at(p.home, &memory, 0, 0);
+    struct standstill still;
+    bool has_sums;
+    hold_worker(&still, p.s0);
+    const uint64_t before = memfd_bytes();
+    CHECK(commit(p.c, p.s0, p.home, &disk, 0, large, 3) == 1);
+    CHECK(newest_layer(p.s0, 2, 1, &has_sums) && has_sums);
+    CHECK(memfd_bytes() == before);
+    CHECK(commit(p.c, p.s0, p.home, &disk, 1, small, 1) == 2);
+    CHECK(newest_layer(p.s0, 2, 2, &has_sums) && has_sums);
+    CHECK(commit(p.c, p.s1, p.far, &disk, 2, large, 3) == 3);
+    CHECK(newest_layer(p.s0, 2, 3, &has_sums) && has_sums);
+    CHECK(commit(p.c, p.s0, p.home, &memory, 0, large, 3) == 1);
+    CHECK(!newest_layer(p.s0, 3, 1, &has_sums) && !has_sums);
+    release_worker(&still);
+    SOON(stats_of(p.s0).commits_applied == 4);
+    for (uint64_t version = 0; version <= 3; version++)
+        check_at(p.c, p.far, &disk, version);
+    check_at(p.c, p.home, &memory, 1);
+    OK(pc_client_unmap(p.home, old.id));
+    OK(pc_client_unmap(p.home, of_memory.id));
+    SOON(stats_of(p.s0).layers == 0);
+    pair_stop(&p);
+}
+
+/* A file that is none of the server's own, or too short, is no layer. */
+static void test_a_file_that_is_no_layer(int trap)
+{
+    struct pair p = pair_start("disk-no-layer", trap, BYTES);
+    const struct pc_region_info info = on_disk(&p, 2);
+    const uint64_t bytes = 2 << 12;
+    const struct pc__layer_head head = {.magic = PC__LAYER_MAGIC, .region = 2, .commit_id = 77, .n_blocks = 1,
+                                        .data_offset = 4096, .n_runs = 1};
+    const struct pc_run run = {5, 1};
+    for (int k = 0; k < 3; k++) {
+        const int fd = k == 0 ? open("/dev/shm", O_TMPFILE | O_RDWR, 0600)
+                     : k == 1 ? open(DISK_DIRECTORY, O_TMPFILE | O_RDWR, 0600)
+                              : open("/dev/zero", O_RDONLY);
+        CHECK(fd >= 0);
+        if (k < 2) {
+            CHECK(pwrite(fd, &head, sizeof head, 0) == sizeof head);
+            CHECK(pwrite(fd, &run, sizeof run, sizeof head) == sizeof run);
+            OK(ftruncate(fd, (off_t)(k == 0 ? bytes + 4 : bytes - 1)));
+        }
+        CHECK(pc__layer_stage(p.s0->engine, 2, 77, bytes, fd, 0) < 0);
+    }
+    CHECK(stats_of(p.s0).layers == 0);
+    check_at(p.c, p.far, &info, 0);
     pair_stop(&p);
 }
 
@@ -284,6 +395,8 @@ int main(int argc, char **argv)
 {
     static const struct engine_test tests[] = {TEST(it_is_no_memory),
                                                TEST(large_layers_are_no_memory),
+                                               TEST(files_of_large_layers),
+                                               TEST(a_file_that_is_no_layer),
                                                TEST(zeros_around_an_overlay_are_none_of_it),
                                                TEST(without_a_directory),
                                                TEST(a_full_disk),
