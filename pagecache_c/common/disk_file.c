@@ -4,11 +4,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 int pc__fail_disk(const char *fmt, ...)
@@ -87,6 +89,11 @@ int pc__disk_file_write(int fd, const void *bytes, uint64_t n_bytes, uint64_t of
 bool pc__is_memfd(int fd)
 {
     return fcntl(fd, F_GET_SEALS) >= 0;
+}
+
+bool pc__is_in_memory(const struct statfs *system)
+{
+    return system->f_type == TMPFS_MAGIC || system->f_type == RAMFS_MAGIC;
 }
 
 bool pc__disk_file_try(int fd, void *out, uint64_t n_bytes, uint64_t offset)

@@ -29,8 +29,11 @@ int pc__disk_file_read(int fd, void *out, uint64_t n_bytes, uint64_t offset);
 /* All of it, from offset on. PC_OK, or an error; PC_ERR_NO_SPACE where the disk is full. */
 int pc__disk_file_write(int fd, const void *bytes, uint64_t n_bytes, uint64_t offset);
 
-/* Whether it is in memory: only such files can be sealed. */
+/* Whether it is a memfd, or a file that is as good as one: only such files can be sealed. */
 bool pc__is_memfd(int fd);
+/* Whether files of this file system are in memory, sealed or not. */
+struct statfs;
+bool pc__is_in_memory(const struct statfs *system);
 
 /* As pc__file_read, without a wait for the disk: false where it would have to wait, or where nobody knows. */
 bool pc__disk_file_try(int fd, void *out, uint64_t n_bytes, uint64_t offset);

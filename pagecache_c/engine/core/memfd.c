@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
-#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -90,7 +89,7 @@ static int check_disk(int fd, const char *directory, uint64_t length_bytes)
     struct statfs of;
     if (fstatfs(fd, &of))
         return pc__fail_errno("statfs of %s", directory);
-    if (of.f_type == TMPFS_MAGIC || of.f_type == RAMFS_MAGIC)
+    if (pc__is_in_memory(&of))
         return pc__fail(PC_ERR_NO_SPACE, "%s is in memory, and no disk", directory);
     const uint64_t block_bytes = (uint64_t)of.f_bsize, free_bytes = of.f_bavail * block_bytes;
     const uint64_t kept_bytes = of.f_blocks / 100 * LEAST_FREE_PERCENT * block_bytes;

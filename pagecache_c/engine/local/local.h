@@ -88,8 +88,8 @@ void pc__session_create(struct pc__session *session, const struct pc__ctl_messag
 void pc__session_seal(struct pc__session *session, const struct pc__ctl_message *message);
 void pc__session_abandon(struct pc__session *session, const struct pc__ctl_message *message);
 void pc__session_abandon_all(struct pc__session *session);
-/* Takes fds[0] (sets it to -1). */
 void pc__session_layer_file(struct pc__session *session, const struct pc__ctl_message *message);
+/* Takes fds[0] (sets it to -1). */
 void pc__session_stage(struct pc__session *session, const struct pc__ctl_message *message, int *fds,
                       int n_fds);
 void pc__session_resolve(struct pc__session *session, const struct pc__ctl_message *message);

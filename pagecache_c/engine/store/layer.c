@@ -102,7 +102,7 @@ static int stage(struct pc_engine *engine, uint64_t region, uint64_t commit_id, 
                  uint64_t owner, bool or_in_memory)
 {
     struct pc__layer *layer;
-    const bool on_disk = pc__layer_is_in_file(engine, fd, bytes);
+    const bool on_disk = pc__layer_is_in_file(fd, bytes);
     int rc = pc__layer_open(fd, bytes, region, commit_id, on_disk, &layer);
     if (rc)
         return rc;

@@ -14,6 +14,7 @@
 
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #define LEAST_BYTES (256u << 10) /* what is less is applied, and gone, before it is much */
@@ -32,11 +33,16 @@ static bool home_is_on_disk(struct pc_engine *engine, uint64_t id)
     return on_disk;
 }
 
+/* Of a layer, and of the checksums of so many blocks behind it. */
+static uint64_t file_bytes(uint64_t bytes, uint64_t n_blocks)
+{
+    return bytes + n_blocks * sizeof(uint32_t);
+}
+
 static int make_file(const struct pc_engine *engine, uint64_t bytes)
 {
     uint64_t inode;
-    return pc__store_file_make(engine, bytes + (bytes >> PC_BLOCK_SHIFT) * sizeof(uint32_t), true, false,
-                               &inode);
+    return pc__store_file_make(engine, file_bytes(bytes, bytes >> PC_BLOCK_SHIFT), true, false, &inode);
 }
 
 int pc__layer_file_for(struct pc_engine *engine, uint64_t region, uint64_t bytes, int *fd)
@@ -45,12 +51,17 @@ int pc__layer_file_for(struct pc_engine *engine, uint64_t region, uint64_t bytes
     return *fd < -1 ? *fd : PC_OK;
 }
 
-bool pc__layer_is_in_file(const struct pc_engine *engine, int fd, uint64_t bytes)
+/* That it is one of ours is its writer's word, a process of this user: overlayfs, for one, gives a file another
+ * device than its directory. */
+bool pc__layer_is_in_file(int fd, uint64_t bytes)
 {
-    struct stat of, where;
-    return !pc__is_memfd(fd) && engine->disk_directory && !fstat(fd, &of) && S_ISREG(of.st_mode) &&
-           (uint64_t)of.st_size > bytes && !stat(engine->disk_directory, &where) &&
-           of.st_dev == where.st_dev && of.st_uid == geteuid();
+    struct stat of;
+    struct statfs system;
+    struct pc__layer_head head;
+    return bytes <= INT64_MAX / 2 && !pc__is_memfd(fd) && !fstat(fd, &of) && S_ISREG(of.st_mode) &&
+           of.st_uid == geteuid() && !fstatfs(fd, &system) && !pc__is_in_memory(&system) && !pc__file_read(fd, &head, sizeof head, 0) &&
+           head.n_blocks <= bytes >> PC_BLOCK_SHIFT &&
+           (uint64_t)of.st_size >= file_bytes(bytes, head.n_blocks);
 }
 
 static int copy(int fd, const struct pc__layer *layer)

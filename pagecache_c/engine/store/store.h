@@ -219,7 +219,7 @@ bool pc__delta_waits(const struct pc__region *region);
 /* A file for one that a process of this node stages, or -1 in *fd: its home is not on this node's disk. */
 int pc__layer_file_for(struct pc_engine *engine, uint64_t region, uint64_t bytes, int *fd);
 /* Whether a layer that was staged is in such a file, which has checksums behind the layer. */
-bool pc__layer_is_in_file(const struct pc_engine *engine, int fd, uint64_t bytes);
+bool pc__layer_is_in_file(int fd, uint64_t bytes);
 /* A copy on disk takes the place of one that is not staged yet. */
 int pc__layer_spill(struct pc_engine *engine, struct pc__layer **layer);
 

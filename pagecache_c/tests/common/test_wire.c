@@ -115,16 +115,20 @@ static const struct golden {
     {"resolve", 56, 0,
      "280000000e00000000000000000000000807060504030201887766554433221107000000000000000000000000000000"
      "09"},
-#define N_CONTROL 14
-#define GET 14
+#define LAYER_FILE 14
+    {"layer file", 56, 0,
+     "28000000170000000f00000000000000080706050403020188776655443322110000000000000000"
+     "0030"},
+#define N_CONTROL 15
+#define GET 15
     {"get", 48, 2,
      "434c5231010000001500000000000000080706050403020103000000020011001000000000000000"
      "0100000010"},
-#define BLOCKS 15
+#define BLOCKS 16
     {"blocks", 32, 0, "434c5231020001001500000000000000080706050403020103000000000011"},
-#define BLOCKS_FAILED 16
+#define BLOCKS_FAILED 17
     {"failed blocks", 32, 0, "434c52310200000015000000faffffff080706050403020103000000000011"},
-#define N_GOLDEN 17
+#define N_GOLDEN 18
 };
 static_assert(sizeof goldens / sizeof goldens[0] == N_GOLDEN, "names and rows agree");
 static_assert(PC__WIRE_VERSION == 1, "new golden bytes, please");
@@ -239,6 +243,8 @@ static void test_golden_pack(void)
                                   .layer_bytes = 3 * PC_BLOCK_BYTES};
     n = pack(packed, PC__CTL_STAGE, 14, 0, &stage, sizeof stage);
     expect_golden(STAGE, packed, n);
+    n = pack(packed, PC__CTL_LAYER_FILE, 15, 0, &stage, sizeof stage);
+    expect_golden(LAYER_FILE, packed, n);
     stage.version = 7;
     stage.layer_bytes = 0;
     stage.mapping_id = 9;
@@ -432,6 +438,11 @@ static const struct breakage {
     {"stage with a version", STAGE, 32, 8, 1, BAD},
     {"stage of nothing", STAGE, 40, 8, 0, BAD},
     {"stage off block", STAGE, 40, 8, 3 * 4096 + 1, BAD},
+    {"file of no region", LAYER_FILE, 16, 8, 0, BAD},
+    {"file of no commit", LAYER_FILE, 24, 8, 0, BAD},
+    {"file with a version", LAYER_FILE, 32, 8, 1, BAD},
+    {"file of nothing", LAYER_FILE, 40, 8, 0, BAD},
+    {"file off block", LAYER_FILE, 40, 8, 3 * 4096 + 1, BAD},
     {"resolve of no region", RESOLVE, 16, 8, 0, BAD},
     {"resolve of no commit", RESOLVE, 24, 8, 0, BAD},
     {"resolve: refused", RESOLVE, 32, 8, 0, 0},
