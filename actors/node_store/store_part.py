@@ -24,7 +24,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +58,8 @@ MERGE_BYTES: Final = 256 << 20  # of layers whose base stays behind, beside its 
 UNDECIDED_S: Final = 60.0  # a layer that is nobody's is asked about
 AGAIN_S: Final = 5.0
 CLOSE_S: Final = 5.0
+KEEPS_AT_ONCE: Final = 8
+MOST_OVER: Final = 1 << 16  # a question about a layer may come when its commit is over
 
 _Name = tuple[int, int]  # region, commit id
 
@@ -93,6 +96,7 @@ class StorePart:
         self._layers: dict[int, _Layers] = {}
         self._undecided: dict[_Name, float] = {}  # when they came
         self._written: set[_Name] = set()  # of those, what this process has synced
+        self._over: dict[_Name, None] = {}  # the last ones of which it is known what became of them
         self._taking = threading.Lock()
         self._taken: dict[str, directories.NodeDirectory] = {}
         self._stopping = threading.Event()
@@ -342,7 +346,7 @@ class StorePart:
             FreedError: It is not staged here.
         """
         with self._one((region, commit_id)):  # and no commit waits for a checkpoint
-            if (region, commit_id) in self._written:
+            if (region, commit_id) in self._written or (region, commit_id) in self._over:
                 return
             self._write(region, commit_id, 0)
             with self._lock:
@@ -362,15 +366,25 @@ class StorePart:
             return False
         return True
 
-    def answering(self, process: int) -> Callable[[int, int], Awaitable[int]]:
-        """As ``keep_own_layer``, for an event loop: the process that has it, or 0."""
+    def answering(
+        self, process: int
+    ) -> tuple[
+        Callable[[int, int], Awaitable[int]], Callable[[int, int], Coroutine[Any, Any, None]]
+    ]:
+        """``keep_own_layer``, for an event loop: the process that has it, or 0; and what drops it
+        again."""
+        threads = ThreadPoolExecutor(KEEPS_AT_ONCE, thread_name_prefix="clamor-keep")
 
         async def keep(region: int, commit_id: int) -> int:
             loop = asyncio.get_running_loop()
-            is_kept = await loop.run_in_executor(None, self.keep_own_layer, region, commit_id)
+            is_kept = await loop.run_in_executor(threads, self.keep_own_layer, region, commit_id)
             return process if is_kept else 0
 
-        return keep
+        async def drop(region: int, commit_id: int) -> None:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(threads, self.drop_layers, commit_id, [region])
+
+        return keep, drop
 
     def keep_whole(self, region: int, commit_id: int, version: int) -> None:
         """A delta was made whole, and the base may change once this returns. In place of the delta.
@@ -403,6 +417,8 @@ class StorePart:
         with contextlib.ExitStack() as held:
             for region in sorted({each.region for each in items}):
                 held.enter_context(self._one(region))
+            for each in sorted(items, key=lambda each: (each.region, each.commit_id)):
+                held.enter_context(self._one((each.region, each.commit_id)))
             with self._lock:
                 new = [each for each in items if (each.region, each.commit_id) in self._undecided]
             # The others have their names, or are in a base that has come here since.
@@ -416,7 +432,7 @@ class StorePart:
     def drop_layers(self, commit_id: int, regions_of_it: Iterable[int]) -> None:
         """The commit was refused."""
         for region in regions_of_it:
-            with self._one(region):
+            with self._one(region), self._one((region, commit_id)):
                 layer_files.drop_layer(self.path, region, commit_id)
                 self._decided(region, commit_id)
 
@@ -424,6 +440,9 @@ class StorePart:
         with self._lock:
             self._undecided.pop((region, commit_id), None)
             self._written.discard((region, commit_id))
+            self._over[region, commit_id] = None
+            if len(self._over) > MOST_OVER:
+                del self._over[next(iter(self._over))]
 
     def drop_region(self, region: int) -> None:
         """It is freed."""

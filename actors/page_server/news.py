@@ -8,6 +8,7 @@ The registry is asked once for all that watch the same variable, and each is tol
     process <-  "freed REGION\\n"           the last line about it
     process  -> "keep REGION COMMIT\\n"     is this layer on the disk, for its home, which is here?
     process <-  "kept REGION COMMIT PROCESS\\n"  it is, at that process; or it is 0
+    process  -> "drop REGION COMMIT\\n"     the registry has refused the commit
 
 A process says after each connect what it knows, and so does this server to the registry with each
 question. So a restart of either loses nothing. Who does not read is disconnected, connects again,
@@ -42,6 +43,7 @@ PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 Newer = Callable[[dict[int, int], float], Awaitable[dict[int, int]]]
 Keep = Callable[[int, int], Awaitable[int]]
+Drop = Callable[[int, int], Coroutine[Any, Any, None]]
 
 
 class NewsServer:
@@ -50,7 +52,7 @@ class NewsServer:
     Args:
         newer: Asks the registry: ``News.newer``, of this server.
         spawn: Runs a coroutine in the background, until the server closes.
-        keep: Of a region and a commit; see the file's head.
+        keep, drop: Of a region and a commit; see the file's head.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class NewsServer:
         newer: Newer,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         keep: Keep | None = None,
+        drop: Drop | None = None,
     ) -> None:
         self._newer = newer
         self._spawn = spawn
         self._keep = keep
+        self._drop = drop
         self._watched: dict[asyncio.StreamWriter, dict[int, int]] = {}
         self._more = asyncio.Event()  # something is watched that was not asked for
         self._listener: asyncio.Server | None = None
@@ -151,6 +155,10 @@ class NewsServer:
                 elif word == "keep":
                     region, commit_id = map(int, numbers)
                     self._spawn(self._keep_and_say(writer, region, commit_id))
+                elif word == "drop":
+                    region, commit_id = map(int, numbers)
+                    if self._drop is not None:
+                        self._spawn(self._drop(region, commit_id))
                 else:
                     raise ValueError(word)
         except (ConnectionError, asyncio.IncompleteReadError):

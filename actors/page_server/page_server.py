@@ -251,7 +251,7 @@ class PageServer:
             ).start(),
             file_wanted=self._file_reads.wanted,
             durable_wanted=self._durable_wanted,
-            keep=None if self._store is None else self._store.answering(self._process),
+            keeps=() if self._store is None else self._store.answering(self._process),
         )
         self._moved_homes = MovedHomes(
             *(self._engine, self._fetch),

@@ -60,7 +60,7 @@ from clamor_ray.actors.page_server.engine_like import (
     Settings,
     Tries,
 )
-from clamor_ray.actors.page_server.news import Keep, NewsServer
+from clamor_ray.actors.page_server.news import Drop, Keep, NewsServer
 from clamor_ray.actors.page_server.version_questions import VersionQuestions
 from clamor_ray.actors.process.background import BackgroundTasks
 from clamor_ray.errors import ClamorError, FreedError, HomeLostError
@@ -96,7 +96,7 @@ class ServerCore:
         durable_wanted: Called with region, commit id and version of a layer that is to be in a
             synced file before it is applied; it must not wait. Answered by the engine's
             ``layer_durable``; what is not answered is asked again. None: the engine does not ask.
-        keep: See ``NewsServer``; None: nothing is on a disk.
+        keeps: ``keep`` and ``drop`` of ``NewsServer``, where layers are on a disk.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ServerCore:
         keeper_lost: Callable[[], None] = lambda: None,
         file_wanted: Callable[[], None] = lambda: None,
         durable_wanted: Callable[[int, int, int], None] | None = None,
-        keep: Keep | None = None,
+        keeps: tuple[Keep, Drop] | tuple[()] = (),
     ) -> None:
         self._engine = engine
         self._keeper_lost = keeper_lost
@@ -123,7 +123,7 @@ class ServerCore:
         self.versions = VersionQuestions(
             engine, resolver, server_id, settings, self._background.spawn, self._define
         )
-        self._news = NewsServer(resolver.newer, self._background.spawn, keep)
+        self._news = NewsServer(resolver.newer, self._background.spawn, *keeps)
         self._settings = settings
         self._listener: socket.socket | None = None
         self._event_fd = -1

@@ -190,8 +190,9 @@ class StoreRegistry(Registry):
 
     async def register_server(self, info: ServerInfo) -> ServerInfo:
         """See ``PageServers.register``."""
+        registered = await super().register_server(info)  # which does not wait
         self._commits.home_is(info.server_id, info.process)
-        return await super().register_server(info)
+        return registered
 
     def _opening(self, saved: Saved) -> Saved:
         """A new opening of the store: what goes on of what the journal holds, which is written

@@ -323,13 +323,14 @@ class Creator:
     def _fill(
         self, fd: int, record: RegionRecord, pieces: Iterator[tuple[int, memoryview]]
     ) -> None:
-        if not record.on_disk or not is_too_large(record.length_bytes):
-            for offset, view in pieces:
+        content = list(pieces)
+        if not record.on_disk or not is_too_large(sum(view.nbytes for _, view in content)):
+            for offset, view in content:
                 copy_in(fd, offset, view)
             return
         copy = SummedCopy(fd, record.length_bytes)
         with self.room_on_disk(record.length_bytes):
-            for offset, view in pieces:
+            for offset, view in content:
                 copy.write(offset, view)
         copy.note(record.region)
 

@@ -29,6 +29,7 @@ logger = logging.getLogger("clamor_ray")
 
 # A layer that was staged longer ago is asked for again anyway (`Commits.FRESH_S`).
 ANSWER_S: Final = 1.0
+MOST_KEPT: Final = 1024
 MOST_REGIONS: Final = 64  # of one commit; those of more are asked for by the registry
 _LINE_BYTES: Final = 4096
 
@@ -44,6 +45,7 @@ class KeptLayers:
         self._session = session
         self._lock = threading.Lock()
         self._idle: list[socket.socket] = []
+        self._kept: dict[int, tuple[int, ...]] = {}  # regions of commits that are not decided yet
 
     def after_fork(self) -> None:
         """In the child: the parent's connections are the parent's."""
@@ -85,7 +87,34 @@ class KeptLayers:
             return 0
         with self._lock:
             self._idle.append(connection)
+            self._kept[commit_id] = tuple(regions)
+            if len(self._kept) > MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
         return process
+
+    def drop(self, commit_id: int) -> None:
+        """The registry has refused the commit: its layers need not be kept. Where nobody hears of
+        it, the page server asks the registry, later."""
+        with self._lock:
+            regions = self._kept.pop(commit_id, ())
+        if not regions:
+            return
+        lines = "".join(f"drop {region} {commit_id}\n" for region in regions)
+        with contextlib.suppress(OSError, errors.ClamorError):
+            connection = self._take()
+            try:
+                connection.settimeout(ANSWER_S)
+                connection.sendall(lines.encode("ascii"))
+            except OSError:
+                connection.close()
+                raise
+            with self._lock:
+                self._idle.append(connection)
+
+    def forget(self, commit_id: int) -> None:
+        """The commit was made."""
+        with self._lock:
+            self._kept.pop(commit_id, None)
 
     def _take(self) -> socket.socket:
         with self._lock:

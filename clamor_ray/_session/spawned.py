@@ -22,6 +22,7 @@ from clamor_ray._read import indexing
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session.announced import announced
+from clamor_ray._session.kept_layers import KeptLayers
 from clamor_ray._session.news import News
 from clamor_ray._session.session import Session
 from clamor_ray._tasks.task_ends import TaskEnds
@@ -60,6 +61,7 @@ class SpawnedSession(Session):
         self._pid = os.getpid()
         self.creator = self._make_creator()
         self.news = News(self)
+        self.kept_layers = KeptLayers(self)
 
     @property
     def is_here(self) -> bool:

@@ -56,6 +56,7 @@ def keep_base(
         found = _inode(path)
         if found == _inode(fd):
             disk.sync_directory(directory / REGIONS)  # whoever named it may not have come to this
+            drop_known(directory, region)
             return
         sums = sums_of(fd, length_bytes, known_of(directory, region, fd, length_bytes))
     about = {"region": region, "version": version, "base_address": base_address}
@@ -183,6 +184,7 @@ def drop_region(directory: Path, region: int) -> bool:
     Raises:
         StoreError, WaitTimeoutError: It cannot be deleted.
     """
+    drop_known(directory, region)
     names = (base_path(directory, region), sums_path(directory, region))
     dropped = [disk.unlink(path) for path in (*names, *map(_new, names))]
     if any(dropped):

@@ -232,12 +232,14 @@ def link(fd: int, path: Path) -> bool:
     with asking(path, "naming it"):
         if is_file(path, fd):
             return True
-        unlink(path)
+        made = path
+        if path.exists():
+            made = path.with_name(f".new-{path.name}-{secrets.token_hex(4)}")
         with open_file(path.parent, os.O_DIRECTORY) as at:
             try:
                 # With a directory's descriptor os.link follows the link; else Python's does not.
                 os.link(
-                    *(f"{_SELF}/{fd}", path.name),
+                    *(f"{_SELF}/{fd}", made.name),
                     src_dir_fd=at,
                     dst_dir_fd=at,
                     follow_symlinks=True,
@@ -246,6 +248,8 @@ def link(fd: int, path: Path) -> bool:
                 if error.errno not in _NO_NAME:
                     raise
                 return False
+        if made != path:
+            os.rename(made, path)
     return True
 
 

@@ -45,6 +45,9 @@ _RUN_BYTES: Final = 16
 
 _LARGE_BYTES: Final = 4 << 20  # what is less is one write
 
+# Files of the engine whose sync has failed once. Few, and never forgotten: the file may be there.
+_unsynced: dict[tuple[int, int], OSError] = {}
+
 
 class LayerHead(NamedTuple):
     """The engine's head of a layer: struct pc__layer_head.
@@ -134,6 +137,8 @@ def write_layer(
         WaitTimeoutError: The directory was not synced in time.
     """
     with disk.asking(f"layer of variable {region}", "reading it"):
+        if (refused := _unsynced.get(_file_of(fd))) is not None:
+            raise OSError(refused.errno, refused.strerror) from refused
         head = head_of(disk.read_at(fd, min(_HEAD.size, n_bytes), 0))
         if head is None or (head.region, head.commit_id) != (region, commit_id):
             raise errors.ProtocolError(f"no layer of commit {commit_id:x} of variable {region}")
@@ -159,6 +164,11 @@ def write_layer(
     return path
 
 
+def _file_of(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
 def _name_as_it_is(path: Path, fd: int, head: LayerHead, index: Any, version: int) -> bool:
     """The engine's file is on this disk, with its checksums: it gets a trailer, and the name.
     False: it cannot have that."""
@@ -169,8 +179,9 @@ def _name_as_it_is(path: Path, fd: int, head: LayerHead, index: Any, version: in
             os.ftruncate(fd, head.n_bytes + sums.nbytes + TRAILER_BYTES)
             try:
                 os.fdatasync(fd)
-            except OSError:
+            except OSError as error:
                 # The next sync may say that all is well. So there is no next one: nobody reads it.
+                _unsynced[_file_of(fd)] = error
                 os.ftruncate(fd, 0)
                 raise
     if not disk.link(fd, path):
@@ -276,6 +287,7 @@ def name_committed(directory: Path, committed: Iterable[tuple[int, int, int]]) -
         with disk.asking(before, f"naming it {after.name}"):
             try:
                 os.rename(before, after)
+                disk.unlink(before)  # two names of one file both stay
             except FileNotFoundError:
                 os.stat(after)
     disk.sync_directory(directory / LAYERS)

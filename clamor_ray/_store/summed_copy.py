@@ -5,7 +5,8 @@ that is to keep it: that would have to read all of it from the disk again. The n
 file it is, and has nothing of blocks that were filled in part. Without a note nothing is wrong.
 
     0       magic, device, inode, length in bytes: <8s3Q
-    32      u64 for each block: its sum (`checksums.block_sums`) + 2**32; 0: unknown
+    32      u64 for each block: its sum (`checksums.block_sums`) + 2**32; 0, or behind the end:
+            unknown
 """
 
 from __future__ import annotations
@@ -85,13 +86,15 @@ class SummedCopy:
         """Leaves the sums for the page server, in the directory that the base is in. Not where this
         process cannot find that, or it is of no store."""
         path = _note_of(self._fd, region)
-        if path is None:
+        which = np.flatnonzero(self._known)
+        if path is None or not len(which):
             return
+        known = self._known[: int(which[-1]) + 1]  # of a region with room to grow the rest is long
         head = _HEAD.pack(_MAGIC, *_file_of(self._fd), len(self._known) * BLOCK_BYTES)
         try:
             with disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
                 disk.write_at(fd, head, 0)
-                disk.write_at(fd, self._known.astype("<u8", copy=False), _HEAD.size)
+                disk.write_at(fd, known.astype("<u8", copy=False), _HEAD.size)
         except OSError:  # the page server reads the base instead
             path.unlink(missing_ok=True)
 
@@ -125,7 +128,7 @@ def known_of(directory: Path, region: int, fd: int, length_bytes: int) -> Known 
         content = _note_path(directory, region).read_bytes()
     except OSError:
         return None
-    if len(content) != _HEAD.size + 8 * n_blocks:
+    if (len(content) - _HEAD.size) % 8 or not 0 < len(content) - _HEAD.size <= 8 * n_blocks:
         return None
     if _HEAD.unpack_from(content) != (_MAGIC, *_file_of(fd), length_bytes):
         return None

@@ -287,8 +287,9 @@ def sums_of(
     def summed(part: tuple[int, int]) -> tuple[int, Sums]:
         begin, end = part
         first = begin // BLOCK_BYTES
-        some = None if known is None else known[first : _whole(end) // BLOCK_BYTES]
-        if some is not None and some.all():
+        n_blocks = _whole(end) // BLOCK_BYTES - first
+        some = None if known is None else known[first : first + n_blocks]
+        if some is not None and len(some) == n_blocks and some.all():
             return first, some.astype(np.uint32)
         return first, block_sums(disk.read_at(fd, _whole(end) - begin, begin))
 

@@ -610,6 +610,7 @@ class Transaction:
         return False
 
     def _drop(self, session: Session, commit_id: int, changes: list[Change]) -> None:
+        session.kept_layers.drop(commit_id)
         for change in changes:
             change.resolve(session.client, commit_id, {})
         if any(change.in_turn for change in changes):
@@ -620,6 +621,7 @@ class Transaction:
     def _committed(
         self, session: Session, commit_id: int, made: Committed, changes: list[Change]
     ) -> None:
+        session.kept_layers.forget(commit_id)
         for change in changes:
             change.resolve(session.client, commit_id, made.versions)
         ended = []

@@ -151,7 +151,8 @@ static void copy_with_threads(struct copy *copy)
         pthread_join(threads[i], NULL);
 }
 
-int pc__disk_copy(int fd, uint64_t offset, const struct pc__blocks_at *pieces, size_t n_pieces, uint32_t *sums)
+static int copy_blocks(int fd, uint64_t offset, const struct pc__blocks_at *pieces, size_t n_pieces,
+                       uint32_t *sums, bool past_cache)
 {
     struct copy copy = {
         .fd = fd, .direct_fd = -1, .offset = offset, .pieces = pieces, .n_pieces = n_pieces, .sums = sums};
@@ -162,7 +163,7 @@ int pc__disk_copy(int fd, uint64_t offset, const struct pc__blocks_at *pieces, s
         firsts[i + 1] = firsts[i] + pieces[i].n_blocks;
     copy.firsts = firsts;
     copy.n_blocks = firsts[n_pieces];
-    if (copy.n_blocks >= DIRECT_FROM_BLOCKS)
+    if (past_cache && copy.n_blocks >= DIRECT_FROM_BLOCKS)
         copy.direct_fd = open_direct(fd);
     if (copy.n_blocks)
         copy_with_threads(&copy);
@@ -171,6 +172,17 @@ int pc__disk_copy(int fd, uint64_t offset, const struct pc__blocks_at *pieces, s
     free(firsts);
     errno = atomic_load(&copy.failed_errno);
     return errno ? pc__fail_disk("writing %" PRIu64 " blocks to a file on disk", copy.n_blocks) : PC_OK;
+}
+
+int pc__disk_copy(int fd, uint64_t offset, const struct pc__blocks_at *pieces, size_t n_pieces, uint32_t *sums)
+{
+    return copy_blocks(fd, offset, pieces, n_pieces, sums, true);
+}
+
+int pc__disk_copy_cached(int fd, uint64_t offset, const struct pc__blocks_at *pieces, size_t n_pieces,
+                         uint32_t *sums)
+{
+    return copy_blocks(fd, offset, pieces, n_pieces, sums, false);
 }
 
 PC_API int pc_copy_to_disk(int fd, uint64_t offset_bytes, const void *source, uint64_t n_blocks, uint32_t *sums)

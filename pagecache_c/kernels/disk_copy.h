@@ -22,5 +22,8 @@ struct pc__blocks_at {
 /* Pieces one after the other to the file, from `offset` on, a multiple of the block. sums: one for each block;
  * see pc_copy_to_disk. PC_OK, or an error: PC_ERR_NO_SPACE where the disk is full. */
 int pc__disk_copy(int fd, uint64_t offset, const struct pc__blocks_at *pieces, size_t n_pieces, uint32_t *sums);
+/* The same through the page cache, for who must not wait for a disk. */
+int pc__disk_copy_cached(int fd, uint64_t offset, const struct pc__blocks_at *pieces, size_t n_pieces,
+                         uint32_t *sums);
 
 #endif

@@ -19,6 +19,7 @@ from clamor_ray._protocol.names import news_socket
 from clamor_ray._session import kept_layers
 from clamor_ray._session.kept_layers import KeptLayers
 from clamor_ray.actors.page_server.news import NewsServer
+from tests.conftest import until
 
 COMMIT, PROCESS = 2**64 - 1, 2**63 + 5
 
@@ -30,6 +31,7 @@ class Node:
         self.path = news_socket(socket_name)
         self.answers: dict[int, int] = {}
         self.asked: list[tuple[int, int]] = []
+        self.dropped: list[tuple[int, int]] = []
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.loop = asyncio.new_event_loop()
@@ -52,17 +54,24 @@ class Node:
             await asyncio.to_thread(self.goes_on.wait, 10)
             return self.answers.get(region, 0)
 
+        async def drop(region: int, commit_id: int) -> None:
+            self.dropped.append((region, commit_id))
+
         def spawn(work: Any) -> None:
             task = self.loop.create_task(work)
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
 
         async def made() -> NewsServer:
-            server = NewsServer(newer, spawn, keep)
+            server = NewsServer(newer, spawn, keep, drop)
             await server.start(self.path)
             return server
 
         return asyncio.run_coroutine_threadsafe(made(), self.loop).result(10)
+
+    def end_listening(self) -> None:
+        self.loop.call_soon_threadsafe(self.server.close)
+        until(lambda: not os.path.exists(self.path))
 
     def end(self) -> None:
         async def stop() -> None:
@@ -102,6 +111,22 @@ def test_all_layers_of_a_commit(node: Node, layers: KeptLayers) -> None:
     node.answers[regions[7]] = 0
     assert layers.ask(COMMIT, regions) == 0
     assert layers.ask(COMMIT, regions[:7]) == PROCESS
+
+
+def test_a_commit_that_was_refused_is_dropped_and_one_that_was_made_is_not(
+    node: Node, layers: KeptLayers
+) -> None:
+    node.answers = {1: PROCESS}
+    for commit_id in (7, 8, 9):
+        layers.ask(commit_id, [1, 2])  # of one of them nobody knows
+    layers.forget(8)
+    for commit_id in (7, 8, 9, 7, 10):
+        layers.drop(commit_id)
+    until(lambda: len(node.dropped) == 4)
+    assert node.dropped == [(1, 7), (2, 7), (1, 9), (2, 9)]
+    node.end_listening()
+    layers.ask(11, [1])
+    layers.drop(11)  # nobody hears of it
 
 
 def test_two_processes_of_a_page_server_have_not_all_of_it(node: Node, layers: KeptLayers) -> None:

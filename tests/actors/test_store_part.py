@@ -254,6 +254,23 @@ def test_a_refused_commit_and_a_freed_region_leave_nothing(rig: Rig) -> None:
     rig.part.name([Publication(REGION, 2, 13)])  # late
 
 
+def test_a_question_that_comes_late_writes_nothing(rig: Rig) -> None:
+    """The commit is made, or refused, and what the writer asked for is done only now."""
+    rig.serve()
+    rig.part.keep(REGION)
+    commit(rig, 11, 1, seed=1)
+    rig.engine.stage(12, seed=2)
+    assert rig.part.keep_own_layer(REGION, 12)
+    assert len(rig.layers()) == 2
+    rig.part.drop_layers(12, [REGION])
+    before = rig.layers()
+    assert len(before) == 1
+    for commit_id in (11, 12):
+        rig.part.keep_layer(REGION, commit_id)
+    assert rig.layers() == before
+    assert not rig.part.keep_own_layer(REGION + 1, 13)  # its home is not here
+
+
 def test_a_layer_that_nobody_names_is_asked_about(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._read import indexing
 from clamor_ray._read.lease import LeaseTable
+from clamor_ray._session.kept_layers import KeptLayers
 from clamor_ray._session.session import Session
 from clamor_ray._tasks.task_ends import TaskEnds
 from clamor_ray.actors.commits.commit_log import CommitLog
@@ -321,6 +322,8 @@ class FakeSession(Session):
         self._client = Client(cluster)  # type: ignore[assignment]
         self._pid = os.getpid()
         self.creator = self._make_creator()
+        self.creator._store = ""
+        self.kept_layers = KeptLayers(self)
 
     @property
     def is_here(self) -> bool:

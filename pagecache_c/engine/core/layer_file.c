@@ -74,7 +74,7 @@ static int map_all(struct pc__layer *layer)
 }
 
 /* Mapped, a block that the disk cannot read would be SIGBUS. */
-static int read_index(struct pc__layer *layer)
+static int read_index(struct pc__layer *layer, uint64_t *n_bytes)
 {
     struct pc__layer_head head;
     int rc = pc__disk_file_read(layer->memfd, &head, sizeof head, 0);
@@ -87,6 +87,7 @@ static int read_index(struct pc__layer *layer)
     if (!index)
         return pc__fail(PC_ERR_NO_MEMORY, "a layer's index");
     layer->head = index;
+    *n_bytes = head.data_offset; /* and not what it says the second time */
     return pc__disk_file_read(layer->memfd, index, head.data_offset, 0);
 }
 
@@ -105,12 +106,12 @@ int pc__layer_open(int fd, uint64_t bytes, uint64_t region, uint64_t commit_id, 
     layer->commit_id = commit_id;
     atomic_init(&layer->refs, 1u);
     int rc = check_file(layer, &layer->inode);
+    uint64_t index_bytes = bytes;
     if (!rc)
-        rc = on_disk ? read_index(layer) : map_all(layer);
+        rc = on_disk ? read_index(layer, &index_bytes) : map_all(layer);
     struct pc__layer_head head;
     if (!rc)
-        rc = pc__layer_parse(layer->head, on_disk ? layer->head->data_offset : bytes, bytes, 0, &head,
-                             &layer->runs);
+        rc = pc__layer_parse(layer->head, index_bytes, bytes, 0, &head, &layer->runs);
     if (!rc && (head.region != region || head.commit_id != commit_id))
         rc = pc__fail(PC_ERR_PROTOCOL, "a layer of another commit");
     if (!rc && !(layer->positions = calloc(head.n_runs + 1u, sizeof *layer->positions)))

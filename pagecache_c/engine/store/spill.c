@@ -72,7 +72,7 @@ static int copy(int fd, const struct pc__layer *layer)
     int rc = sums ? pc__disk_file_write(fd, layer->head, layer->data_offset, 0)
                   : pc__fail(PC_ERR_NO_MEMORY, "the checksums of a layer");
     if (!rc)
-        rc = pc__disk_copy(fd, layer->data_offset, &blocks, 1, sums);
+        rc = pc__disk_copy_cached(fd, layer->data_offset, &blocks, 1, sums); /* a loop may be here */
     if (!rc)
         rc = pc__disk_file_write(fd, sums, sums_bytes, layer->bytes);
     free(sums);
