@@ -417,8 +417,8 @@ class StorePart:
         with contextlib.ExitStack() as held:
             for region in sorted({each.region for each in items}):
                 held.enter_context(self._one(region))
-            for each in sorted(items, key=lambda each: (each.region, each.commit_id)):
-                held.enter_context(self._one((each.region, each.commit_id)))
+            for name in sorted({(each.region, each.commit_id) for each in items}):
+                held.enter_context(self._one(name))
             with self._lock:
                 new = [each for each in items if (each.region, each.commit_id) in self._undecided]
             # The others have their names, or are in a base that has come here since.
