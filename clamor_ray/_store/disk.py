@@ -210,6 +210,16 @@ def forget_sync(path: Path | str) -> None:
             del _groups[each]
 
 
+def file_id(fd: int) -> tuple[int, int]:
+    """Device and inode.
+
+    Raises:
+        OSError: As it came.
+    """
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
 def is_file(path: Path, fd: int) -> bool:
     """Whether the file has this name.
 

@@ -137,7 +137,7 @@ def write_layer(
         WaitTimeoutError: The directory was not synced in time.
     """
     with disk.asking(f"layer of variable {region}", "reading it"):
-        if (refused := _unsynced.get(_file_of(fd))) is not None:
+        if (refused := _unsynced.get(disk.file_id(fd))) is not None:
             raise OSError(refused.errno, refused.strerror) from refused
         head = head_of(disk.read_at(fd, min(_HEAD.size, n_bytes), 0))
         if head is None or (head.region, head.commit_id) != (region, commit_id):
@@ -164,11 +164,6 @@ def write_layer(
     return path
 
 
-def _file_of(fd: int) -> tuple[int, int]:
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
-
-
 def _name_as_it_is(path: Path, fd: int, head: LayerHead, index: Any, version: int) -> bool:
     """The engine's file is on this disk, with its checksums: it gets a trailer, and the name.
     False: it cannot have that."""
@@ -181,7 +176,7 @@ def _name_as_it_is(path: Path, fd: int, head: LayerHead, index: Any, version: in
                 os.fdatasync(fd)
             except OSError as error:
                 # The next sync may say that all is well. So there is no next one: nobody reads it.
-                _unsynced[_file_of(fd)] = error
+                _unsynced[disk.file_id(fd)] = error
                 os.ftruncate(fd, 0)
                 raise
     if not disk.link(fd, path):

@@ -90,7 +90,7 @@ class SummedCopy:
         if path is None or not len(which):
             return
         known = self._known[: int(which[-1]) + 1]  # of a region with room to grow the rest is long
-        head = _HEAD.pack(_MAGIC, *_file_of(self._fd), len(self._known) * BLOCK_BYTES)
+        head = _HEAD.pack(_MAGIC, *disk.file_id(self._fd), len(self._known) * BLOCK_BYTES)
         try:
             with disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
                 disk.write_at(fd, head, 0)
@@ -109,11 +109,6 @@ def _note_path(directory: Path, region: int) -> Path:
     return directory / REGIONS / f"{NEW}{region}.known"
 
 
-def _file_of(fd: int) -> tuple[int, int]:
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
-
-
 def known_of(directory: Path, region: int, fd: int, length_bytes: int) -> Known | None:
     """What who filled a base has left of it; None: nothing.
 
@@ -130,7 +125,7 @@ def known_of(directory: Path, region: int, fd: int, length_bytes: int) -> Known 
         return None
     if (len(content) - _HEAD.size) % 8 or not 0 < len(content) - _HEAD.size <= 8 * n_blocks:
         return None
-    if _HEAD.unpack_from(content) != (_MAGIC, *_file_of(fd), length_bytes):
+    if _HEAD.unpack_from(content) != (_MAGIC, *disk.file_id(fd), length_bytes):
         return None
     return np.frombuffer(content, "<u8", offset=_HEAD.size)
 
