@@ -37,11 +37,11 @@
 #include "client/calls.h"
 #include "common/atomics.h"
 #include "common/error.h"
-#include "common/file_id.h"
-#include "common/local_socket.h"
+#include "common/wire.h"
+#include "os/file_id.h"
+#include "os/local_socket.h"
 #include "pagecache.h"
 #include "trap/trap.h"
-#include "common/wire.h"
 
 #include <pthread.h>
 #include <stdbool.h>

@@ -17,7 +17,7 @@
 
 #include "common/atomics.h"
 #include "common/error.h"
-#include "common/huge_pages.h"
+#include "os/huge_pages.h"
 
 #include <assert.h>
 #include <errno.h>

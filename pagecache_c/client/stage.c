@@ -13,8 +13,8 @@
  */
 #include "client/client.h"
 
-#include "common/disk_file.h"
 #include "kernels/disk_copy.h"
+#include "os/disk_file.h"
 #include "trap/read_set.h"
 
 #include <errno.h>

@@ -9,10 +9,10 @@
  */
 #include "history/history_segments.h"
 #include "common/atomics.h"
-#include "common/disk_file.h"
 #include "common/error.h"
-#include "common/file_id.h"
-#include "common/huge_pages.h"
+#include "os/disk_file.h"
+#include "os/file_id.h"
+#include "os/huge_pages.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -10,9 +10,9 @@
 #include "kernels/disk_copy.h"
 
 #include "common/atomics.h"
-#include "common/disk_file.h"
 #include "common/error.h"
 #include "kernels/crc32c.h"
+#include "os/disk_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

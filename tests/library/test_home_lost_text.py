@@ -100,7 +100,7 @@ CODES = {
     ("homes.c", "pc_engine_home_lost"): 1,
     ("fetch.c", "pc__peer_is_lost"): 2,  # compares
     ("gather.c", "end"): 1,  # compares, for what `pc__unreached_error_text` knows of the server
-    ("unreached.c", "pc__unreached_error_text"): 2,  # compares: which server, and if it is lost
+    ("causes.c", "pc__unreached_error_text"): 2,  # compares: which server, and if it is lost
     ("error.c", ""): 1,  # the code's own text
     # What Python tells the engine; it reaches people as the codes above.
     ("actors/page_server/server_core.py", "ServerCore._what_became_of"): 1,

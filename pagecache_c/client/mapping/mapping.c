@@ -17,8 +17,8 @@
  */
 #include "client/client.h"
 
-#include "common/disk_file.h"
-#include "common/huge_pages.h"
+#include "os/disk_file.h"
+#include "os/huge_pages.h"
 
 #include <errno.h>
 #include <fcntl.h>

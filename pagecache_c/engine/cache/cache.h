@@ -3,7 +3,7 @@
 #define PC_CACHE_H
 
 #include "engine/core/core.h"
-#include "engine/core/process.h"
+#include "os/process.h"
 
 /* cache.c: the node's budget. A block is accounted from when it becomes present in a generation that
  * is no home until it is punched or its generation ends. All of these do nothing without a budget. */

@@ -18,10 +18,10 @@
  * Locks: disk_cache.lock, a leaf. put and removed are called under region.lock, so nothing of the generation
  * changes meanwhile.
  */
-#include "common/disk_file.h"
 #include "engine/cache/cache.h"
 #include "engine/cache/disk_slots.h"
 #include "engine/core/core.h"
+#include "os/disk_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

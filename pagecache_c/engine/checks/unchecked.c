@@ -1,7 +1,7 @@
 /* unchecked.c - see checks.h. */
 #include "engine/checks/checks.h"
-#include "common/disk_file.h"
 #include "kernels/crc32c.h"
+#include "os/disk_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -239,4 +239,10 @@ struct pc__session_map *pc__session_mapping(struct pc__session *session, uint64_
 void pc__sessions_let_go(struct pc_engine *engine, uint64_t id); /* takes engine.lock, region.lock */
 void pc__sessions_ended(struct pc_engine *engine);
 
+/* overlay_notes.c: of an overlay on disk. */
+uint64_t pc__overlay_notes_bytes(uint64_t length_bytes); /* behind its blocks; whole blocks */
+/* It has the layer's blocks. */
+int pc__overlay_note(const struct pc__store *overlay, const struct pc__layer *layer);
+int pc__overlay_read_notes(struct pc__store *overlay);
+
 #endif

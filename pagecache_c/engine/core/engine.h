@@ -3,7 +3,7 @@
  * Here is what all rooms share. Calls and includes go down this list, and within a room, never up
  * (tests/support/house/c_rooms.py): where a room has to tell a higher one, it is handed a function
  * (struct pc__observers). A room of the engine has one header for the others; core has besides it this
- * one, records.h and process.h, and cache has policy.h, of a part that is pure.
+ * one, threads.h and records.h, and cache has policy.h, of a part that is pure.
  *   engine.c, loop.c   start and stop; hands each event to the owner of its descriptor
  *   local/    local.h  processes of this node: their sessions, mappings and leases
  *   serve/    serve.h  other servers that ask us
@@ -42,12 +42,13 @@
 #include "common/atomics.h"
 #include "common/blockset.h"
 #include "common/error.h"
-#include "common/file_id.h"
-#include "common/huge_pages.h"
 #include "common/list.h"
-#include "common/local_socket.h"
 #include "common/wire.h"
+#include "engine/core/threads.h"
 #include "history/history.h"
+#include "os/file_id.h"
+#include "os/huge_pages.h"
+#include "os/local_socket.h"
 #include "pagecache.h"
 
 #include <pthread.h>
@@ -61,70 +62,9 @@ struct pc__generation;
 struct pc__history;
 struct pc__home;
 struct pc__keeping;
-struct pc__loop;
 struct pc__noted;
-struct pc__parts;
 struct pc__peer;
 struct pc__region;
-struct pc__repairs;
-
-#define PC__LANES_PER_LOOP 2 /* connections to a peer: one for urgent fetches, one for bulk */
-
-/* ------------------------------------------------------------------ loops */
-
-enum pc__watch_kind {
-    PC__WATCH_MAIL,
-    PC__WATCH_LISTEN,
-    PC__WATCH_CLIENT,
-    PC__WATCH_UFFD,
-    PC__WATCH_SLOTS,
-    PC__WATCH_LANE,
-    PC__WATCH_SERVED
-};
-
-/* What epoll gives back. Freed only after the batch of events in which it died. */
-struct pc__watch {
-    enum pc__watch_kind kind;
-    bool dead;
-    int fd;
-    int lane;
-    void *owner;
-    struct pc__watch *grave_next;
-};
-
-/* Work for another thread's loop. */
-struct pc__mail {
-    struct pc__mail *next;
-    void (*run)(struct pc__loop *loop, struct pc__mail *mail);
-    uint64_t a, b;
-    int fd, lane, error;
-    void *pointer;
-};
-
-#define PC__ROW_BUFFERS 4
-#define PC__BOUNCE_BLOCKS 64u /* of a loop: are on their way through its memory at once */
-struct pc__loop {
-    struct pc_engine *engine;
-    int index;
-    int epoll;
-    int mail_event;
-    struct pc__watch *mail_watch, *listen_watch; /* listen: of loop 0 */
-    uint64_t accept_again_ns;      /* not 0: no descriptors were left, so it does not listen now */
-    bool accept_fails;             /* since the last that was accepted; logged once */
-    pthread_t thread;
-    bool started;
-    pthread_mutex_t mail_lock;     /* mail_head, mail_tail; nests inside everything */
-    struct pc__mail *mail_head, *mail_tail;
-    bool stopping;
-    struct pc__link sessions, peers, served;
-    struct pc__watch *graves;
-    uint8_t *bounce;               /* PC__BOUNCE_BLOCKS, once needed */
-    struct pc__parts *parts;       /* of the reply that is being put together (reply.c) */
-    uint32_t next_request_id;
-    struct pc__repairs *repairs;   /* fetches that others may help (repair.c); NULL: none yet */
-    void *plan;                    /* scratch of gather.c, once needed */
-    uint8_t *row_buffers[PC__ROW_BUFFERS]; /* of answers that were sent (rows.c), or NULL */
-};
 
 struct pc__counters {
     _Atomic uint64_t mappings, clients, served_connections, peer_connections;
@@ -160,55 +100,11 @@ struct pc__holders {
     struct pc__holder *servers;
 };
 
-struct pc__worker {
-    pthread_t thread;
-    bool started, stopping;
-    bool kicked;                   /* a reader left, or there is more to do: a nap ends */
-    pthread_mutex_t lock;          /* the queue; nests inside everything */
-    pthread_cond_t wake;
-    struct pc__region **queue;     /* ring; each with a reference */
-    size_t capacity, begin, n;
-    struct pc__link later;         /* regions that failed, by retry_at_ns; each with a reference */
-    struct pc__link errands;       /* struct pc__errand: what only this thread may do, for others; */
-    pthread_cond_t ran;            /* they wait for that */
-};
-
-/* disk_jobs.c: what is read from files on disk, and written to them, in threads of their own. */
-enum pc__disk_rank { PC__DISK_WRITE, PC__DISK_READ, PC__DISK_URGENT, PC__DISK_RANKS };
-#define PC__DISK_THREADS 4u
-#define PC__DISK_JOB_BYTES (64u << 10)
-struct pc__disk_job {
-    struct pc__link link;          /* of those that wait for a thread */
-    struct pc__link all;           /* of those that somebody waits for, until they have been run */
-    uint64_t late_ns;              /* then `late` is called; 0: it is not, or was */
-    /* Once. some: PC__DISK_JOB_BYTES, for direct reads too; NULL: the engine stops. */
-    void (*run)(struct pc__disk_job *job, uint8_t *some);
-    /* Or NULL. Under the lock, perhaps while it runs: nobody is to wait for it any more. False: it gets on. */
-    bool (*late)(struct pc__disk_job *job);
-};
-struct pc__disk_jobs {
-    pthread_mutex_t lock;          /* all of it; posts mail, and else is a leaf */
-    pthread_cond_t wake;
-    pthread_t threads[PC__DISK_THREADS];
-    uint8_t *buffers[PC__DISK_THREADS];
-    unsigned n_threads, n_idle;
-    bool stopping;
-    struct pc__link waiting[PC__DISK_RANKS]; /* struct pc__disk_job, the oldest first */
-    struct pc__link reads;         /* all that are not run yet and have `late`, the oldest first */
-    _Atomic uint64_t n_reads;      /* of those */
-};
-
-#define PC__FILE_CAUSES 16
 /* file_reads.c: ranges of files that are to be read. All of it under lock, which nests inside all. */
 struct pc__files {
     pthread_mutex_t lock;
     struct pc__link urgent, bulk, taken;
     uint64_t last_id, n_taken;
-    struct pc__file_cause {
-        uint64_t region;           /* 0: none */
-        char text[232];            /* why its last range that failed did */
-    } causes[PC__FILE_CAUSES];
-    unsigned next_cause;
 };
 
 /* leases.c: what outlives its connection. All of it under lock, which nests inside all. */
@@ -260,6 +156,7 @@ struct pc__observers {
 #define PC__LISTEN_BACKLOG 512
 
 #define PC__UNREACHED 32
+#define PC__FILE_CAUSES 16
 struct pc_engine {
     struct pc__observers observers;
     pthread_mutex_t lock;
@@ -301,9 +198,14 @@ struct pc_engine {
         uint64_t said_ns;             /* the last time */
         bool is_lost;                 /* for good, as the registry says */
         char cause[120];
-    } unreached[PC__UNREACHED];    /* servers (unreached.c) */
+    } unreached[PC__UNREACHED];    /* servers (causes.c) */
     unsigned next_unreached;
-    pthread_mutex_t event_lock;    /* unreached, and the ring below; nests inside all */
+    struct pc__file_cause {
+        uint64_t region;           /* 0: none */
+        char text[232];            /* why the last range that failed of its file did */
+    } file_causes[PC__FILE_CAUSES]; /* causes.c */
+    unsigned next_file_cause;
+    pthread_mutex_t event_lock;    /* unreached, file_causes, and the ring below; nests inside all */
     struct pc_event *events;       /* ring of events_capacity */
     size_t events_capacity, events_begin, n_events;
     uint64_t next_session_id;

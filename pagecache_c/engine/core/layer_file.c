@@ -4,7 +4,7 @@
  * else has, and is read block by block. No locks: once open, it changes in nothing that is looked at here.
  */
 #include "engine/core/core.h"
-#include "common/disk_file.h"
+#include "os/disk_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

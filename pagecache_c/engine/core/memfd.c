@@ -6,7 +6,7 @@
  * it may show more, which are zeros.
  */
 #include "engine/core/core.h"
-#include "common/disk_file.h"
+#include "os/disk_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

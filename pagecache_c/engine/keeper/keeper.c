@@ -33,9 +33,9 @@
  */
 #include "engine/keeper/keeper.h"
 #include "common/error.h"
-#include "common/file_id.h"
-#include "common/local_socket.h"
 #include "engine/keeper/kept_table.h"
+#include "os/file_id.h"
+#include "os/local_socket.h"
 
 #include <errno.h>
 #include <limits.h>

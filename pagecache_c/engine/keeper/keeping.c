@@ -14,9 +14,9 @@
 #include "engine/keeper/keeping.h"
 
 #include "common/error.h"
-#include "common/file_id.h"
 #include "common/list.h"
 #include "engine/keeper/kept_table.h"
+#include "os/file_id.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -5,7 +5,7 @@
 #define PC_LOCAL_H
 
 #include "engine/core/core.h"
-#include "engine/core/process.h"
+#include "os/process.h"
 
 /* A client of a process over all of its connections. leases.lock; number and process never change. */
 struct pc__lessee {

@@ -145,25 +145,6 @@ int pc__batch_add(struct pc__batch *batch, struct pc__region *region,
     return PC_OK;
 }
 
-void pc__fetch_drop(struct pc_engine *engine, struct pc__fetch *fetch)
-{
-    if (fetch->repair)
-        engine->observers.fetch_ended(fetch);
-    if (fetch->sink)
-        fetch->sink->ended(fetch->sink, fetch->error);
-    if (fetch->source) {
-        pthread_mutex_lock(&fetch->region->lock);
-        fetch->source->forks--;
-        pthread_mutex_unlock(&fetch->region->lock);
-        pc__generation_put(engine, fetch->source);
-    }
-    if (fetch->twin)
-        fetch->twin->twin = NULL;
-    pc__generation_put(engine, fetch->generation);
-    pc__region_put(engine, fetch->region);
-    free(fetch);
-}
-
 void pc__fetch_fail(struct pc_engine *engine, struct pc__fetch *fetch, int error)
 {
     if (fetch->sink)

@@ -277,34 +277,6 @@ unsigned pc__file_trip_blocks(const struct pc__region *region)
     return region->file_trips ? region->file_trips->trips.known_blocks : 0;
 }
 
-/* Under files.lock. */
-static void note_cause(struct pc__files *files, uint64_t region, const char *text)
-{
-    struct pc__file_cause *at = NULL;
-    for (unsigned i = 0; i < PC__FILE_CAUSES && !at; i++)
-        if (files->causes[i].region == region)
-            at = &files->causes[i];
-    if (!at)
-        at = &files->causes[files->next_cause++ % PC__FILE_CAUSES];
-    at->region = region;
-    snprintf(at->text, sizeof at->text, "%s", text);
-}
-
-void pc__file_error_text(struct pc_engine *engine, uint64_t region, char *text, size_t text_bytes)
-{
-    struct pc__files *files = &engine->files;
-    pthread_mutex_lock(&files->lock);
-    for (unsigned i = 0; i < PC__FILE_CAUSES; i++)
-        if (files->causes[i].region == region)
-            snprintf(text, text_bytes, "%s", files->causes[i].text);
-    pthread_mutex_unlock(&files->lock);
-}
-
-bool pc__is_of_file(int error)
-{
-    return error == PC_ERR_FILE || error == PC_ERR_FILE_CHANGED || error == PC_ERR_FILE_ACCESS;
-}
-
 static void fail_rest(struct pc_engine *engine, const struct read *read, int error)
 {
     if (read->run.n_blocks)
@@ -323,9 +295,9 @@ PC_API int pc_engine_file_end(pc_engine *engine, uint64_t id, int error, const c
     }
     pc__link_remove(&read->link);
     files->n_taken--;
-    if (error && *text)
-        note_cause(files, read->region->id, text);
     pthread_mutex_unlock(&files->lock);
+    if (error && *text)
+        pc__file_note_cause(engine, read->region->id, text);
     if (!read->run.n_blocks && read->alone)
         add_trip(read->region, read);
     fail_rest(engine, read, error ? error : PC_ERR_FILE);

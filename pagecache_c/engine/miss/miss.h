@@ -165,7 +165,6 @@ struct pc__batch {
 void pc__batch_init(struct pc__batch *batch, bool urgent, bool prefetch);
 int pc__batch_add(struct pc__batch *batch, struct pc__region *region,
                   struct pc__generation *generation, uint64_t first, uint64_t n);
-void pc__fetch_drop(struct pc_engine *engine, struct pc__fetch *fetch);
 /* The rest of the fetch will not come. */
 void pc__fetch_fail(struct pc_engine *engine, struct pc__fetch *fetch, int error);
 /* The first n blocks of what is still to come are dealt with. */
@@ -189,6 +188,9 @@ void pc__from_disk_hurry(struct pc_engine *engine, const struct pc__generation *
 /* request.c: more bytes fit into what the lane sends; the fetch's request is put there. */
 int pc__lane_room(struct pc__lane *lane, size_t more);
 int pc__request_put(struct pc__loop *loop, struct pc__lane *lane, struct pc__fetch *fetch);
+/* PC_OK, or why what a peer says is no answer to this fetch. */
+int pc__answer_fits(const struct pc__data_header *header, const struct pc__fetch *fetch);
+void pc__fetch_drop(struct pc_engine *engine, struct pc__fetch *fetch); /* it is in no list any more */
 
 /* fetch.c */
 void pc__batch_submit(struct pc__loop *loop, struct pc__batch *batch);
@@ -261,9 +263,6 @@ bool pc__hedge_yields(struct pc__fetch *fetch);
      PC__DATA_MAX_RUNS * sizeof(uint64_t))
 size_t pc__redirect_held(const struct pc_engine *engine, const struct pc__fetch *fetch, uint8_t *out);
 
-/* answer.c: PC_OK, or why what a peer says is no answer to this fetch. */
-int pc__answer_fits(const struct pc__data_header *header, const struct pc__fetch *fetch);
-
 /* rehome.c: the peer is lost. What waits in its lane goes to another home, or stays until NEED_HOME is answered;
  * what cannot be had any more goes to failed. */
 void pc__rehome_await(struct pc__loop *loop, struct pc__peer *peer, struct pc__lane *lane,
@@ -285,19 +284,17 @@ void pc__file_ask(struct pc_engine *engine, struct pc__region *region,
 void pc__file_ask_fetch(struct pc_engine *engine, struct pc__fetch *fetch); /* all that it has still to bring */
 void pc__file_hurry(struct pc_engine *engine, const struct pc__generation *generation, uint64_t block);
 unsigned pc__file_trip_blocks(const struct pc__region *region); /* as known_blocks; under region.lock */
-bool pc__is_of_file(int error);
-void pc__file_error_text(struct pc_engine *engine, uint64_t region, char *text, size_t text_bytes);
 uint64_t pc__files_deadline(struct pc__loop *loop);
 void pc__files_tick(struct pc__loop *loop, uint64_t now_ns);
 
-/* unreached.c */
+/* causes.c. Lost: it is not reached any more, for good. Unknown: it answers that it does not know the region. */
 void pc__unreached_forget(struct pc_engine *engine, uint64_t server_id);
-/* It is lost: not reached any more, for good. */
 void pc__unreached_lost(struct pc_engine *engine, uint64_t server_id);
-/* It answers that it does not know that region. */
 void pc__unreached_unknown(struct pc_engine *engine, uint64_t server_id, uint64_t region);
+bool pc__is_of_file(int error);
+void pc__file_note_cause(struct pc_engine *engine, uint64_t region, const char *text); /* of a range */
 /* Why there is nothing of the region from that server, for people. */
 void pc__unreached_error_text(struct pc_engine *engine, uint64_t server_id, uint64_t region, int error,
-                       char *text, size_t text_bytes);
+                              char *text, size_t text_bytes);
 
 #endif

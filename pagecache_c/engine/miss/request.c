@@ -1,4 +1,6 @@
-/* request.c - a request for blocks, or rows, as bytes that a lane sends. Of the loop that owns the lane. */
+/* request.c - a request for blocks, or rows: as bytes that a lane sends, whether an answer is one to it,
+ * and the end of its record. Of the loop that owns the lane.
+ */
 #include "engine/core/core.h"
 #include "engine/miss/miss.h"
 
@@ -65,4 +67,53 @@ int pc__request_put(struct pc__loop *loop, struct pc__lane *lane, struct pc__fet
     }
     lane->tx_bytes += bytes;
     return PC_OK;
+}
+
+/* ------------------------------------------------------------------ its answer */
+
+static bool version_fits(const struct pc__fetch *fetch, uint32_t version)
+{
+    if (fetch->home_id)
+        return version - fetch->from_version <= fetch->to_version - fetch->from_version;
+    return version == (uint32_t)fetch->generation->version;
+}
+
+int pc__answer_fits(const struct pc__data_header *header, const struct pc__fetch *fetch)
+{
+    bool cached = header->flags & PC__DATA_CACHED;
+    if (header->type != PC__DATA_BLOCKS || header->request_id != fetch->request_id ||
+        header->region != fetch->region->id || cached != (fetch->home_id != 0))
+        return pc__fail(PC_ERR_PROTOCOL, "an answer to another question");
+    if (header->status < 0)
+        return PC_OK;
+    const bool is_late = fetch->is_filled || fetch->unwanted; /* its generation may have moved on */
+    if (!is_late && !version_fits(fetch, header->version))
+        return pc__fail(PC_ERR_PROTOCOL, "blocks of version %u", header->version);
+    if (header->n_blocks != fetch->n_blocks)
+        return pc__fail(PC_ERR_PROTOCOL, "%u blocks in answer to %u", header->n_blocks,
+                        fetch->n_blocks);
+    if (header->flags & PC__DATA_ELSEWHERE && fetch->generation->is_layer && !fetch->sink)
+        return pc__fail(PC_ERR_PROTOCOL, "we were sent elsewhere again");
+    return PC_OK;
+}
+
+/* ------------------------------------------------------------------ its end */
+
+void pc__fetch_drop(struct pc_engine *engine, struct pc__fetch *fetch)
+{
+    if (fetch->repair)
+        engine->observers.fetch_ended(fetch);
+    if (fetch->sink)
+        fetch->sink->ended(fetch->sink, fetch->error);
+    if (fetch->source) {
+        pthread_mutex_lock(&fetch->region->lock);
+        fetch->source->forks--;
+        pthread_mutex_unlock(&fetch->region->lock);
+        pc__generation_put(engine, fetch->source);
+    }
+    if (fetch->twin)
+        fetch->twin->twin = NULL;
+    pc__generation_put(engine, fetch->generation);
+    pc__region_put(engine, fetch->region);
+    free(fetch);
 }

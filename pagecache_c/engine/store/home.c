@@ -21,8 +21,8 @@
 #include "engine/checks/checks.h"
 #include "engine/core/core.h"
 #include "engine/store/store.h"
-#include "common/disk_file.h"
 #include "kernels/xor.h"
+#include "os/disk_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -21,7 +21,7 @@
  */
 #include "engine/core/core.h"
 #include "engine/store/store.h"
-#include "common/disk_file.h"
+#include "os/disk_file.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,11 +2,11 @@
  *
  * Any thread may enter; contents of a region: region.lock. The table: core/regions.c.
  */
-#include "common/disk_file.h"
 #include "engine/cache/cache.h"
 #include "engine/checks/checks.h"
 #include "engine/core/core.h"
 #include "engine/store/store.h"
+#include "os/disk_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

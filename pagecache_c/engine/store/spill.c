@@ -7,10 +7,10 @@
  *
  * Owns nothing. Any thread; region.lock for a look at the home.
  */
-#include "common/disk_file.h"
 #include "engine/core/core.h"
 #include "engine/store/store.h"
 #include "kernels/disk_copy.h"
+#include "os/disk_file.h"
 
 #include <stdlib.h>
 #include <sys/stat.h>

@@ -151,12 +151,6 @@ bool pc__lost_at(const struct pc__lost *lost, uint64_t version, uint64_t block, 
 int pc__lost_found(struct pc__lost *lost, const struct pc_run *runs, size_t n_runs, uint64_t version);
 int pc__lost_written(struct pc__lost *lost, const struct pc__layer *layer, uint64_t version);
 
-/* overlay_notes.c: of an overlay on disk. */
-uint64_t pc__overlay_notes_bytes(uint64_t length_bytes); /* behind its blocks; whole blocks */
-/* It has the layer's blocks. */
-int pc__overlay_note(const struct pc__store *overlay, const struct pc__layer *layer);
-int pc__overlay_read_notes(struct pc__store *overlay);
-
 /* rebuild.c: a region gets another home. */
 /* Takes back what was prepared; owns fd. */
 int pc__rebuild_adopt(struct pc_engine *engine, struct pc__region *region,

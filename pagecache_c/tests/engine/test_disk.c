@@ -1,9 +1,9 @@
 /* test_disk.c - homes on disk: what is theirs alone. That they are homes as any others: the suites of homes
  * run with TEST_MEDIUM=disk. */
 #include "client/calls.h"
-#include "common/disk_file.h"
 #include "engine/core/core.h"
 #include "kernels/crc32c.h"
+#include "os/disk_file.h"
 #include "tests/support/deltas.h"
 #include "tests/support/engine_main.h"
 #include "tests/support/fail_call.h"

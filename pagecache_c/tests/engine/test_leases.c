@@ -2,7 +2,7 @@
  * stay until it has them again, or has no memory of them any more. Server 0 is the home. */
 #include "engine/core/core.h"
 #include "engine/local/local.h"
-#include "engine/core/process.h"
+#include "os/process.h"
 #include "tests/support/commit.h"
 #include "tests/support/connections.h"
 

@@ -2,8 +2,8 @@
  * may refuse. Each test has a process of its own: a call that fails once fails for good. */
 #include "kernels/disk_copy.h"
 
-#include "common/disk_file.h"
 #include "kernels/crc32c.h"
+#include "os/disk_file.h"
 #include "tests/support/fail_call.h"
 #include "tests/support/harness.h"
 

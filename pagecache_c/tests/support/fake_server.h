@@ -4,9 +4,9 @@
 #ifndef PC_TESTS_FAKE_SERVER_H
 #define PC_TESTS_FAKE_SERVER_H
 
-#include "pagecache.h"
-#include "common/file_id.h"
 #include "common/wire.h"
+#include "os/file_id.h"
+#include "pagecache.h"
 
 #include <errno.h>
 #include <fcntl.h>

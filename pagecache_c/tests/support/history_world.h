@@ -8,8 +8,8 @@
 #define PC_TESTS_HISTORY_WORLD_H
 
 #include "common/error.h"
-#include "common/file_id.h"
 #include "history/history.h"
+#include "os/file_id.h"
 #include "tests/support/check.h"
 
 #include <errno.h>

@@ -21,7 +21,7 @@
  * Relies on: a map with MADV_NOHUGEPAGE gives single pages whatever the setting, "force" too. No
  * lock; any thread may enter.
  */
-#include "common/huge_pages.h"
+#include "os/huge_pages.h"
 
 #include "common/error.h"
 

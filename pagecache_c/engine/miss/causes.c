@@ -1,12 +1,12 @@
-/* unreached.c - servers that live, as far as anybody knows, and cannot be reached, or do not know a region
- * that is asked for: since when, and why.
+/* causes.c - why blocks do not come, in words: of servers that live, as far as anybody knows, and cannot be
+ * reached, or do not know a region that is asked for, and of files that could not be read.
  *
  * Only the registry knows that a server is lost. Until it says so, whoever waits for a block of it
  * waits until its own deadline, and is then told this. Of one that is lost it is told that; blocks may
  * be lost while the server lives that was asked for them, and then nobody says that it is gone.
  *
- * Owns engine.unreached, under engine.event_lock. It is small: of more servers than it has room for
- * the ones that were noted first are forgotten.
+ * Owns engine.unreached and engine.file_causes, under engine.event_lock. They are small: of more servers, or
+ * files, than there is room for the ones that were noted first are forgotten.
  */
 #include "engine/core/core.h"
 #include "engine/miss/miss.h"
@@ -85,6 +85,35 @@ void pc__unreached_unknown(struct pc_engine *engine, uint64_t server_id, uint64_
     pthread_mutex_unlock(&engine->event_lock);
 }
 
+void pc__file_note_cause(struct pc_engine *engine, uint64_t region, const char *text)
+{
+    struct pc__file_cause *at = NULL;
+    pthread_mutex_lock(&engine->event_lock);
+    for (unsigned i = 0; i < PC__FILE_CAUSES && !at; i++)
+        if (engine->file_causes[i].region == region)
+            at = &engine->file_causes[i];
+    if (!at)
+        at = &engine->file_causes[engine->next_file_cause++ % PC__FILE_CAUSES];
+    at->region = region;
+    snprintf(at->text, sizeof at->text, "%s", text);
+    pthread_mutex_unlock(&engine->event_lock);
+}
+
+/* What was noted of the last range that failed; else the text stays. */
+static void file_error_text(struct pc_engine *engine, uint64_t region, char *text, size_t text_bytes)
+{
+    pthread_mutex_lock(&engine->event_lock);
+    for (unsigned i = 0; i < PC__FILE_CAUSES; i++)
+        if (engine->file_causes[i].region == region)
+            snprintf(text, text_bytes, "%s", engine->file_causes[i].text);
+    pthread_mutex_unlock(&engine->event_lock);
+}
+
+bool pc__is_of_file(int error)
+{
+    return error == PC_ERR_FILE || error == PC_ERR_FILE_CHANGED || error == PC_ERR_FILE_ACCESS;
+}
+
 static unsigned long long seconds_since(uint64_t since_ns, uint64_t now_ns)
 {
     return (now_ns - since_ns) / 1000000000u;
@@ -106,7 +135,7 @@ void pc__unreached_error_text(struct pc_engine *engine, uint64_t server_id, uint
 {
     snprintf(text, text_bytes, "%s", pc_strerror(error));
     if (pc__is_of_file(error))
-        pc__file_error_text(engine, region, text, text_bytes);
+        file_error_text(engine, region, text, text_bytes);
     if (error == PC_ERR_DESCRIPTORS && server_id && server_id != engine->server_id)
         say_undialled(server_id, text, text_bytes);
     if ((error != PC_ERR_TIMEOUT && error != PC_ERR_HOME_LOST) || !server_id)

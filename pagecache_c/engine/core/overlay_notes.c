@@ -8,9 +8,8 @@
  *
  * Locks: the worker alone writes.
  */
-#include "common/disk_file.h"
 #include "engine/core/core.h"
-#include "engine/store/store.h"
+#include "os/disk_file.h"
 
 #include <errno.h>
 #include <string.h>

@@ -8,8 +8,8 @@
  * Relies on: exit gives up the memory (exit_mm) before the descriptors (exit_files), in each thread;
  * statm of a thread without memory begins with "0 ".
  */
-#include "engine/core/process.h"
-#include "common/file_id.h"
+#include "os/process.h"
+#include "os/file_id.h"
 
 #include <dirent.h>
 #include <errno.h>

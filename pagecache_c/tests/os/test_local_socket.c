@@ -1,6 +1,6 @@
 /* test_local_socket.c - sockets by path: what killed processes left, who is alive, and strangers. */
-#include "common/local_socket.h"
 #include "common/error.h"
+#include "os/local_socket.h"
 #include "tests/support/check.h"
 #include "tests/support/processes.h"
 

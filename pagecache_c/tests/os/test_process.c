@@ -1,6 +1,6 @@
 /* test_process.c - what the kernel says of another process: whether it lives, and what it maps. */
 #include "engine/core/engine.h"
-#include "engine/core/process.h"
+#include "os/process.h"
 #include "tests/support/commit.h"
 
 #include <grp.h>

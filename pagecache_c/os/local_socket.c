@@ -17,7 +17,7 @@
  *
  * Does not: make or check the directory, but where one that was there has been removed.
  */
-#include "common/local_socket.h"
+#include "os/local_socket.h"
 #include "common/error.h"
 
 #include <dirent.h>

@@ -1,5 +1,5 @@
 /* disk_file.c - see disk_file.h. */
-#include "common/disk_file.h"
+#include "os/disk_file.h"
 #include "common/error.h"
 
 #include <errno.h>
