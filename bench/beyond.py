@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from bench.drivers import beyond_cases
@@ -100,19 +101,26 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench beyond", description=__doc__)
     parser.add_argument("--small", action="store_true", help="M of 128 MiB, 0.5 and 2 M")
     parser.add_argument("--mib", type=int, help="M (512)")
+    parser.add_argument("--factors", help="sizes in M, separated by commas")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="separated by commas")
     options = parser.parse_args(arguments)
     systems = options.systems.split(",")
     if "clamor" not in systems or not set(systems) <= set(SYSTEMS):
         parser.error(f"--systems: clamor, and others of {', '.join(SYSTEMS)}")
     memory_bytes = (options.mib or (128 if options.small else 512)) << 20
+    factors: Sequence[float] = SMALL_FACTORS if options.small else FACTORS
+    if options.factors:
+        try:
+            factors = [float(factor) for factor in options.factors.split(",")]
+        except ValueError:
+            parser.error(f"--factors: numbers, as 0.5,2, and not {options.factors}")
 
     import clamor_ray as clamor
 
     environment = common.environment(library=clamor.__version__, bench="beyond")
     environment["environment"]["memory_bytes"] = memory_bytes
     records: list[dict[str, Any]] = []
-    for factor in SMALL_FACTORS if options.small else FACTORS:
+    for factor in factors:
         for system in systems:
             note(f"{system}: {factor:g} M")
             records.append(run_case(system, factor, memory_bytes))

@@ -30,13 +30,13 @@ from ._session.api import from_file as from_file
 from ._session.api import put as put
 from ._session.api import share as share
 from ._session.api import zeros as zeros
+from ._session.begin.starting import InitResult as InitResult
 from ._session.drain import cancel_drain as cancel_drain
 from ._session.drain import drain as drain
 from ._session.init import init as init
 from ._session.named_sessions import SessionInfo as SessionInfo
 from ._session.named_sessions import sessions as sessions
 from ._session.shutdown import shutdown as shutdown
-from ._session.starting import InitResult as InitResult
 from ._session.variables import VariableInfo as VariableInfo
 from ._session.variables import drop as drop
 from ._session.variables import get_or_create as get_or_create

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from clamor_ray import errors
-from clamor_ray._error_base import level_of_caller
+from clamor_ray._errors.base import level_of_caller
 from clamor_ray._observe.access_report import read_report
 from clamor_ray._write.scatter_add import add
 from clamor_ray._write.spread_region import build

@@ -7,7 +7,7 @@ exceptions between processes.
 
 from __future__ import annotations
 
-from clamor_ray._backup_errors import (
+from clamor_ray._errors.backup import (
     BackupFormatError,
     BackupInUseError,
     DamagedBackupError,
@@ -15,7 +15,8 @@ from clamor_ray._backup_errors import (
     FixedAddressError,
     NoBackupError,
 )
-from clamor_ray._collection_errors import (
+from clamor_ray._errors.base import ClamorError, ClamorWarning, LostBlocksWarning
+from clamor_ray._errors.collections import (
     EmptyCollectionError,
     FunctionFailedError,
     LengthMismatchError,
@@ -25,16 +26,15 @@ from clamor_ray._collection_errors import (
     SourceError,
     StorageError,
 )
-from clamor_ray._error_base import ClamorError, ClamorWarning, LostBlocksWarning
-from clamor_ray._file_errors import (
+from clamor_ray._errors.files import (
     FileAccessError,
     FileChangedError,
     FileFormatError,
     FileReadError,
     NoSuchFileError,
 )
-from clamor_ray._naming_errors import NameTakenError, NoSuchNameError
-from clamor_ray._store_errors import (
+from clamor_ray._errors.names import NameTakenError, NoSuchNameError
+from clamor_ray._errors.stores import (
     StoreAccessError,
     StoreDamagedError,
     StoreError,

@@ -42,7 +42,7 @@ class Homes(Examined, Protocol):
         """The blocks of a home that hold data at a version: a serialized BitMap."""
 
 
-class Publishes(Protocol):
+class HomeTeller(Protocol):
     """What of ``Commits`` is needed."""
 
     async def tell_now(self, home: int) -> None:
@@ -59,7 +59,7 @@ class Variables(Protocol):
         """A variable for people."""
 
 
-class Pins(Protocol):
+class PinHolder(Protocol):
     """What of ``LineageService`` is needed."""
 
     async def open(self, packed: bytes) -> None:
@@ -69,7 +69,7 @@ class Pins(Protocol):
         """What only they needed may go."""
 
 
-class Losses(Protocol):
+class LossLookup(Protocol):
     """What of ``Versions`` is needed."""
 
     def lost_blocks(self, region: int) -> LostBlocks | None:
@@ -98,10 +98,10 @@ class Checkpoints:
         core: RegistryCore,
         log: CommitLog,
         variables: Variables,
-        pins: Pins,
-        losses: Losses,
+        pins: PinHolder,
+        losses: LossLookup,
         homes: Homes,
-        commits: Publishes,
+        commits: HomeTeller,
         timeout_s: float,
     ) -> None:
         self._core = core

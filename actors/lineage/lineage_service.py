@@ -75,7 +75,7 @@ class _Home:
     telling: bool = False
 
 
-class Rows(Protocol):
+class PieceLookup(Protocol):
     """What of ``CommitLog`` is asked of variables in pieces."""
 
     def pieces_of(self, region: int) -> range:
@@ -107,7 +107,7 @@ class LineageService:
         timeout_s: float,
         lineage: Lineage | None = None,
         label: Callable[[int], str] = label,
-        rows: Rows | None = None,
+        rows: PieceLookup | None = None,
     ) -> None:
         self.lineage = Lineage() if lineage is None else lineage
         self._journal = LineageJournal(directory)

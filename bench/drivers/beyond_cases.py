@@ -88,7 +88,7 @@ def _merge(table: Any, runs: list[tuple[int, int, Any]], out: Any) -> None:
         last = number == n_parts - 1
         ends = [run[1] if last else _first_above(table, run, cuts[number]) for run in runs]
         piece = np.concatenate([table[a:b] for a, b in zip(begins, ends, strict=True)])
-        piece.sort()
+        piece.sort(kind="stable")  # sorted runs one after the other: timsort merges them
         out[at : at + len(piece)] = piece
         begins, at = ends, at + len(piece)
 

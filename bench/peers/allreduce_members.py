@@ -143,12 +143,12 @@ def _ours(n: int, lanes: int, small_bytes: int) -> None:
     import clamor_ray
     from clamor_ray._ring import group as _group
     from clamor_ray._ring import members
-    from clamor_ray._ring.joining import Place, join
+    from clamor_ray._ring.joining import RingPlace, join
 
     secret = os.urandom(32)
     # Not the library's `listen`: what that makes ends in a child of fork.
     listeners = [socket.create_server((HOST, 0)) for _ in range(n)]
-    places = [Place(rank, HOST, each.getsockname()[1]) for rank, each in enumerate(listeners)]
+    places = [RingPlace(rank, HOST, each.getsockname()[1]) for rank, each in enumerate(listeners)]
 
     def member(rank: int) -> None:
         ring = join(

@@ -23,14 +23,14 @@ from typing import Any, Final
 from pyroaring import BitMap
 
 from clamor_ray import errors
-from clamor_ray._backup.copying import Copied, Order
+from clamor_ray._backup.copying import Copied, CopyOrder
 from clamor_ray._backup.directory import Directory
-from clamor_ray._backup.graph import Graph, Saved
-from clamor_ray._backup.manifest import Manifest, Place, SavedVariable, to_bytes
+from clamor_ray._backup.graph import GraphVariable, ObjectGraph
+from clamor_ray._backup.manifest import ChunkPlace, Manifest, SavedVariable, to_bytes
 from clamor_ray._backup.tasks import CopyTasks
 from clamor_ray._backup.units import Units, blocks_of_chunk, chunks_with, level_of_known
 from clamor_ray._backup.writer import Writer, writing
-from clamor_ray._error_base import level_of_caller
+from clamor_ray._errors.base import level_of_caller
 from clamor_ray._read.hashmap import HashMap
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session.process_sessions import with_current
@@ -219,7 +219,7 @@ class _Maker:
             for left in reversed(range(TRIES)):
                 try:
                     found = self._session.rpc.begin_checkpoint(self._pins)
-                    graph = Graph(self._session, found, self._still_at_it)
+                    graph = ObjectGraph(self._session, found, self._still_at_it)
                     variables = self._copy_all(graph)
                     break
                 except errors.FreedError:
@@ -261,12 +261,12 @@ class _Maker:
 
     # -- what is copied
 
-    def _copy_all(self, graph: Graph) -> list[SavedVariable]:
+    def _copy_all(self, graph: ObjectGraph) -> list[SavedVariable]:
         graph.add_named(self._leave_out)
         graph.add_given(self._refs)
         saved = graph.in_order()
         units = Units(self._session.node_id)
-        kept: list[dict[int, Place]] = []
+        kept: list[dict[int, ChunkPlace]] = []
         for index, each in enumerate(saved):
             kept.append({})
             self._still_at_it()
@@ -291,13 +291,13 @@ class _Maker:
         ]
 
     @staticmethod
-    def _note(chunks: dict[int, Place], order: Order, copied: Copied) -> None:
+    def _note(chunks: dict[int, ChunkPlace], order: CopyOrder, copied: Copied) -> None:
         if copied.place is not None:
             chunks[order.chunk] = copied.place
         elif not copied.is_same:
             chunks.pop(order.chunk, None)
 
-    def _last_of(self, saved: Saved) -> tuple[SavedVariable | None, bool]:
+    def _last_of(self, saved: GraphVariable) -> tuple[SavedVariable | None, bool]:
         """What the last checkpoint has of a variable, and whether it is the very same one."""
         if self._last is None:
             return None, False
@@ -308,7 +308,7 @@ class _Maker:
         found = map(self._last_by_name.get, (*saved.names, *saved.keys))
         return next(filter(None, found), None), False
 
-    def _is_there(self, place: Place) -> bool:
+    def _is_there(self, place: ChunkPlace) -> bool:
         """Whether its file has not gone, or become shorter. What is in it is not looked at."""
         return place.offset + place.n_bytes <= self._sizes.get(place.file, 0)
 
@@ -328,7 +328,7 @@ class _Maker:
                     "on another node.",
                 )
 
-    def _look_at(self, saved: Saved) -> tuple[dict[int, Place], list[Order]]:
+    def _look_at(self, saved: GraphVariable) -> tuple[dict[int, ChunkPlace], list[CopyOrder]]:
         """The chunks that the last checkpoint has as they are, or may have; and those that are to
         be looked at."""
         ref, rpc = saved.ref, self._session.rpc
@@ -348,7 +348,7 @@ class _Maker:
             blocks = data & BitMap(blocks_of_chunk(chunk))
             if blocks:
                 digest = chunks[chunk].digest if chunk in chunks else ""
-                orders.append(Order(chunk, bytes(blocks.serialize()), digest))
+                orders.append(CopyOrder(chunk, bytes(blocks.serialize()), digest))
         looked_at = {order.chunk for order in orders}
         gone = set(wanted) if changed is not None else set(chunks)
         kept = {

@@ -17,7 +17,7 @@ from pyroaring import BitMap
 
 from clamor_ray._backup.chunks import CHUNK_BLOCKS, record_of
 from clamor_ray._backup.directory import Directory, data_name
-from clamor_ray._backup.manifest import Place
+from clamor_ray._backup.manifest import ChunkPlace
 from clamor_ray._native.base import Runs
 from clamor_ray._objects.layout import BLOCK_BYTES
 from clamor_ray._read import opener
@@ -26,7 +26,7 @@ from clamor_ray._read.ref import GlobalRef
 FILE_BYTES: Final = 32 << 20
 
 
-class Order(NamedTuple):
+class CopyOrder(NamedTuple):
     """A chunk that is to be copied.
 
     Args:
@@ -49,7 +49,7 @@ class OrdersOf(NamedTuple):
     """
 
     ref: GlobalRef[object]
-    orders: tuple[Order, ...]
+    orders: tuple[CopyOrder, ...]
 
 
 class Copied(NamedTuple):
@@ -60,7 +60,7 @@ class Copied(NamedTuple):
         is_same: the last checkpoint has it.
     """
 
-    place: Place | None
+    place: ChunkPlace | None
     is_same: bool = False
 
 
@@ -121,7 +121,7 @@ def copy_chunks(
                 if record is None or record.digest == order.digest:
                     of_variable.append(Copied(None, is_same=record is not None))
                     continue
-                of_variable.append(Copied(Place(name, at, record.n_bytes, record.digest)))
+                of_variable.append(Copied(ChunkPlace(name, at, record.n_bytes, record.digest)))
                 parts += record.parts
                 at += record.n_bytes
             del memory

@@ -24,7 +24,7 @@ Key = tuple[int, int]  # region, version
 
 
 @dataclass
-class Saved:
+class GraphVariable:
     """A variable that is to be in the checkpoint.
 
     Args:
@@ -53,7 +53,7 @@ def may_hold_references(ref: GlobalRef[Any]) -> bool:
     return kind.shape is None or np.dtype(kind.dtype).hasobject
 
 
-class Graph:
+class ObjectGraph:
     """See the file's head. Of one checkpoint.
 
     Args:
@@ -71,7 +71,7 @@ class Graph:
         self._session = session
         self._still_at_it = still_at_it
         self._found = {each.latest.region: each for each in found}
-        self._saved: dict[Key, Saved] = {}
+        self._saved: dict[Key, GraphVariable] = {}
         self._inside: dict[Key, list[Key]] = {}
 
     @property
@@ -117,7 +117,7 @@ class Graph:
                 raise errors.SessionMismatchError(f"{ref!r} is of another session.")
             self._saved[self._add(ref, "")].keys.append(key)
 
-    def in_order(self) -> list[Saved]:
+    def in_order(self) -> list[GraphVariable]:
         """All of them, each after those that it refers to; their objects are read for that.
 
         Raises:
@@ -125,7 +125,7 @@ class Graph:
             FixedAddressError: One means nothing at another address.
             FreedError, SnapshotExpired, HomeLostError: One cannot be read.
         """
-        order: dict[Key, Saved] = {}
+        order: dict[Key, GraphVariable] = {}
         begun: set[Key] = set()
         todo = list(self._saved)
         while todo:
@@ -190,7 +190,9 @@ class Graph:
         if key not in self._saved:
             at = ref._with(state, frozen=True)
             at._anchors = None  # what keeps it is the variable that it is in, or a name
-            self._saved[key] = Saved(ref=at, known=known, is_old=is_old)  # its names: `add_named`
+            self._saved[key] = GraphVariable(
+                ref=at, known=known, is_old=is_old
+            )  # its names: `add_named`
         return key
 
     def _check_kept(self, ref: GlobalRef[Any], holder: str) -> None:

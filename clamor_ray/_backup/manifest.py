@@ -45,7 +45,7 @@ def number_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-class Place(NamedTuple):
+class ChunkPlace(NamedTuple):
     """Where a chunk's record is.
 
     Args:
@@ -80,7 +80,7 @@ class SavedVariable:
     state: State
     is_old: bool
     level: Level | None
-    chunks: dict[int, Place] = field(default_factory=dict)
+    chunks: dict[int, ChunkPlace] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -207,7 +207,7 @@ def _variable(saved: dict[str, Any], files: list[str]) -> SavedVariable:
         is_old=saved["old"],
         level=None if level is None else Level(**level),
         chunks={
-            index: Place(files[number], offset, n_bytes, digest)
+            index: ChunkPlace(files[number], offset, n_bytes, digest)
             for index, number, offset, n_bytes, digest in saved["chunks"]
         },
     )

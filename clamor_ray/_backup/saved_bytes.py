@@ -19,7 +19,7 @@ from clamor_ray._backup.chunks import (
     runs_of,
 )
 from clamor_ray._backup.directory import Directory
-from clamor_ray._backup.manifest import Place, SavedVariable
+from clamor_ray._backup.manifest import ChunkPlace, SavedVariable
 from clamor_ray._labels import capital
 from clamor_ray._objects.layout import BLOCK_BYTES
 
@@ -116,7 +116,7 @@ class SavedBytes:
             else blocks
         )
 
-    def _blocks_at(self, chunk: int, place: Place) -> _Blocks:
+    def _blocks_at(self, chunk: int, place: ChunkPlace) -> _Blocks:
         directory, what = self._directory, self._saved.label
         file = directory.name_of(place.file)
         first = chunk * CHUNK_BLOCKS

@@ -16,7 +16,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
-from clamor_ray._backup.copying import FILE_BYTES, Copied, Order, copy_chunks, is_seen
+from clamor_ray._backup.copying import FILE_BYTES, Copied, CopyOrder, copy_chunks, is_seen
 from clamor_ray._backup.directory import Directory
 from clamor_ray._backup.units import Unit
 from clamor_ray._protocol.cause import cause_of
@@ -49,7 +49,7 @@ class CopyTasks:
         self._still_at_it = still_at_it
         self.n_written = 0
 
-    def run(self, units: Iterable[Unit]) -> Iterator[tuple[int, Order, Copied]]:
+    def run(self, units: Iterable[Unit]) -> Iterator[tuple[int, CopyOrder, Copied]]:
         """Copies all; of each chunk (number of its variable, order, what became of it).
 
         Raises:
@@ -89,7 +89,7 @@ class CopyTasks:
 
     def _note(
         self, unit: Unit, found: list[list[Copied]], n_bytes: int
-    ) -> Iterator[tuple[int, Order, Copied]]:
+    ) -> Iterator[tuple[int, CopyOrder, Copied]]:
         self.n_written += n_bytes
         return unit.results(found)
 

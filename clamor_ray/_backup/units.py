@@ -10,8 +10,8 @@ import numpy as np
 from pyroaring import BitMap
 
 from clamor_ray._backup.chunks import CHUNK_BLOCKS, CHUNK_BYTES
-from clamor_ray._backup.copying import FILE_BYTES, Copied, Order, OrdersOf
-from clamor_ray._backup.graph import Saved
+from clamor_ray._backup.copying import FILE_BYTES, Copied, CopyOrder, OrdersOf
+from clamor_ray._backup.graph import GraphVariable
 from clamor_ray._objects.layout import BLOCK_BYTES
 from clamor_ray._protocol.messages import CheckpointVariable
 from clamor_ray._read.ref import GlobalRef
@@ -34,13 +34,13 @@ class Unit:
     node_id: str
     n_bytes: int = 0
     refs: dict[int, GlobalRef[Any]] = field(default_factory=dict)
-    orders: dict[int, list[Order]] = field(default_factory=dict)
+    orders: dict[int, list[CopyOrder]] = field(default_factory=dict)
 
     def packed(self) -> list[OrdersOf]:
         """For `copy_chunks`."""
         return [OrdersOf(self.refs[index], tuple(self.orders[index])) for index in self.orders]
 
-    def results(self, found: list[list[Copied]]) -> Iterator[tuple[int, Order, Copied]]:
+    def results(self, found: list[list[Copied]]) -> Iterator[tuple[int, CopyOrder, Copied]]:
         """What `copy_chunks` says of each chunk: (number of its variable, order, what it says)."""
         for (index, orders), copied in zip(self.orders.items(), found, strict=True):
             for order, each in zip(orders, copied, strict=True):
@@ -97,7 +97,7 @@ class Units:
         self._done: list[Unit] = []
         self._open: dict[str, Unit] = {}  # by node
 
-    def add(self, saved: Saved, index: int, order: Order) -> None:
+    def add(self, saved: GraphVariable, index: int, order: CopyOrder) -> None:
         """Copies a chunk.
 
         Args:
@@ -116,7 +116,7 @@ class Units:
         unit.refs[index] = saved.ref
         unit.orders.setdefault(index, []).append(order)
 
-    def _node_of(self, saved: Saved, chunk: int) -> str:
+    def _node_of(self, saved: GraphVariable, chunk: int) -> str:
         known = saved.known
         if known is None or known.record is None:
             return self._here

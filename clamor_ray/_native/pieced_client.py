@@ -61,7 +61,7 @@ class PieceVersion(NamedTuple):
     length_bytes: int
 
 
-class Part(NamedTuple):
+class PiecePart(NamedTuple):
     """One region's part of some runs of a mapping.
 
     Args:
@@ -402,7 +402,7 @@ class PiecedClient(Client):
 
     # -- some blocks of a mapping
 
-    def parts(self, mapping_id: int, runs: Runs) -> list[Part]:
+    def parts(self, mapping_id: int, runs: Runs) -> list[PiecePart]:
         """Which regions some blocks of a mapping are of.
 
         Args:
@@ -413,10 +413,10 @@ class PiecedClient(Client):
             RangeError: They do not lie in the variable.
         """
         if mapping_id < FIRST_ID:
-            return [Part(mapping_id=mapping_id, region=0, version=0, runs=runs)]
+            return [PiecePart(mapping_id=mapping_id, region=0, version=0, runs=runs)]
         pieced = self._find(mapping_id)
         return [
-            Part(
+            PiecePart(
                 mapping_id=pieced.ids[index],
                 region=pieced.pieces[index].region,
                 version=pieced.pieces[index].version,

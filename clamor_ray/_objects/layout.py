@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clamor_ray._counting.anchors import Anchor, Anchors, collecting
-from clamor_ray._error_base import level_of_caller
+from clamor_ray._errors.base import level_of_caller
 from clamor_ray._objects.adapters import registered_reduction
 from clamor_ray._objects.arrow_slices import trimmed
 from clamor_ray._objects.global_array import GlobalArray, as_global, plain

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyroaring import BitMap
 
 from clamor_ray import errors
-from clamor_ray._error_base import level_of_caller
+from clamor_ray._errors.base import level_of_caller
 from clamor_ray._objects.block_sets import runs
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from clamor_ray import errors
-from clamor_ray._error_base import level_of_caller
+from clamor_ray._errors.base import level_of_caller
 
 if TYPE_CHECKING:
     from clamor_ray._read.ref import GlobalRef

@@ -28,7 +28,7 @@ from clamor_ray._native.ring import BYTES, OPS, address, dtype_code
 from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.rendezvous import Guest, Meeting
 from clamor_ray._ring import group_ends, members
-from clamor_ray._ring.joining import Place, in_ring, join, listen
+from clamor_ray._ring.joining import RingPlace, in_ring, join, listen
 from clamor_ray._ring.members import Member
 from clamor_ray._session import process_sessions
 from clamor_ray._session.session import Session
@@ -173,7 +173,9 @@ class RingGroup:
                 listener,
                 f"{self._name}/{meeting.number}".encode(),
                 meeting.secret,
-                in_ring([Place(guest.rank, guest.host, guest.port) for guest in meeting.guests]),
+                in_ring(
+                    [RingPlace(guest.rank, guest.host, guest.port) for guest in meeting.guests]
+                ),
                 rank,
                 n_lanes=self._lanes,
                 timeout_s=self._timeout_s,

@@ -48,7 +48,7 @@ ARRIVED: Final = b"\x01"
 
 
 @dataclass(frozen=True)
-class Place:
+class RingPlace:
     """One member, as the others need to know it.
 
     Args:
@@ -62,7 +62,7 @@ class Place:
     port: int
 
 
-def in_ring(places: Sequence[Place]) -> list[Place]:
+def in_ring(places: Sequence[RingPlace]) -> list[RingPlace]:
     """Members by position: those of one node side by side, nodes by address, so that of each node's
     traffic only one stream leaves it (Sparker, 4.1).
 
@@ -112,7 +112,7 @@ class _Joining:
 
     group: bytes
     secret: bytes = field(repr=False)  # a log may show the rest
-    places: Sequence[Place]
+    places: Sequence[RingPlace]
     position: int
     n_lanes: int
     deadline_s: float
@@ -147,7 +147,7 @@ def join(
     listener: socket.socket,
     group: bytes,
     secret: bytes,
-    places: Sequence[Place],
+    places: Sequence[RingPlace],
     rank: int,
     *,
     n_lanes: int = 1,
@@ -248,7 +248,7 @@ def _lost(
     return error
 
 
-def _unreachable(place: Place, why: Exception | None) -> errors.MemberLostError:
+def _unreachable(place: RingPlace, why: Exception | None) -> errors.MemberLostError:
     error = errors.MemberLostError(
         f"Member {place.rank} of the group, at {place.host}:{place.port}, could not be reached: "
         f"{why}."
@@ -477,7 +477,7 @@ class _Acceptor:
         self._refused = refused
 
 
-def _refuses(place: Place) -> bool:
+def _refuses(place: RingPlace) -> bool:
     try:
         socket.create_connection((place.host, place.port), ACCEPT_S).close()
     except ConnectionRefusedError:

@@ -12,17 +12,11 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol.config import Config
-from clamor_ray._session import (
-    end_hooks,
-    named_sessions,
-    process_sessions,
-    shutdown,
-    starting,
-    stores,
-)
+from clamor_ray._session import end_hooks, named_sessions, process_sessions, shutdown
+from clamor_ray._session.begin import starting, stores
+from clamor_ray._session.begin.starting import InitResult
 from clamor_ray._session.session import Session
 from clamor_ray._session.spawned import SpawnedSession
-from clamor_ray._session.starting import InitResult
 
 
 def init(

@@ -21,7 +21,8 @@ from clamor_ray._protocol import names, ray_state
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import SessionReport
 from clamor_ray._protocol.rpc import await_rpc
-from clamor_ray._session import process_sessions, starting, stores
+from clamor_ray._session import process_sessions
+from clamor_ray._session.begin import starting, stores
 from clamor_ray._session.session import Session
 
 ENDING_S: Final = 10.0  # that one of the name may take to be gone, before the next begins

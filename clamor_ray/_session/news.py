@@ -51,7 +51,7 @@ class Watch:
 
     def __init__(
         self,
-        news: News,
+        news: ProcessNews,
         region: int,
         version: int,
         told: Callable[[int], object],
@@ -81,7 +81,7 @@ class Watch:
         self._news.leave(self)
 
 
-class News:
+class ProcessNews:
     """A session's watches in this process. Safe from any thread.
 
     Args:

@@ -25,8 +25,9 @@ from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.config import Config
 from clamor_ray._read import opener
 from clamor_ray._read.lease import Leased
-from clamor_ray._session import end_hooks, spawned, starting
-from clamor_ray._session.announced import announce
+from clamor_ray._session import end_hooks, spawned
+from clamor_ray._session.begin import starting
+from clamor_ray._session.begin.announced import announce
 from clamor_ray._session.session import Session
 
 _T = TypeVar("_T")

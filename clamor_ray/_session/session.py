@@ -42,11 +42,12 @@ from clamor_ray._read import bad_address, indexing, losses, views, waste
 from clamor_ray._read import ref as references
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import end_hooks, starting
-from clamor_ray._session.announced import announce
+from clamor_ray._session import end_hooks
+from clamor_ray._session.begin import starting
+from clamor_ray._session.begin.announced import announce
 from clamor_ray._session.create import Creator
 from clamor_ray._session.kept_layers import KeptLayers
-from clamor_ray._session.news import News
+from clamor_ray._session.news import ProcessNews
 from clamor_ray._tasks import task_context
 from clamor_ray._tasks.task_ends import TaskEnds
 from clamor_ray._version import __version__
@@ -111,7 +112,7 @@ class Session:
         self._pid = os.getpid()
         self.server_id = server_id_of(node_id)
         self.creator = self._make_creator()
-        self.news = News(self)
+        self.news = ProcessNews(self)
         self.kept_layers = KeptLayers(self)
         references.install()
         views.install()

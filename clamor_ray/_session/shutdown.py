@@ -13,9 +13,10 @@ from typing import Any
 import ray
 
 from clamor_ray import errors
-from clamor_ray._error_base import level_of_caller
+from clamor_ray._errors.base import level_of_caller
 from clamor_ray._protocol import names
-from clamor_ray._session import end_hooks, named_sessions, process_sessions, starting
+from clamor_ray._session import end_hooks, named_sessions, process_sessions
+from clamor_ray._session.begin import starting
 from clamor_ray._session.session import Session
 
 SHUTDOWN_S = 30.0

@@ -21,9 +21,9 @@ from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._read import indexing
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session.announced import announced
+from clamor_ray._session.begin.announced import announced
 from clamor_ray._session.kept_layers import KeptLayers
-from clamor_ray._session.news import News
+from clamor_ray._session.news import ProcessNews
 from clamor_ray._session.session import Session
 from clamor_ray._tasks.task_ends import TaskEnds
 
@@ -60,7 +60,7 @@ class SpawnedSession(Session):
         self._client_lock = threading.Lock()
         self._pid = os.getpid()
         self.creator = self._make_creator()
-        self.news = News(self)
+        self.news = ProcessNews(self)
         self.kept_layers = KeptLayers(self)
 
     @property

@@ -21,7 +21,7 @@ from clamor_ray import errors
 from clamor_ray._native.base import BLOCK_BYTES
 from clamor_ray._native.checksums import block_sums
 from clamor_ray._store import disk
-from clamor_ray._store.committed import Versions, batches, newest_of, pieces_of
+from clamor_ray._store.committed import LayerVersions, batches, newest_of, pieces_of
 from clamor_ray._store.layer_files import (
     DELTA,
     MADE_WHOLE,
@@ -73,7 +73,7 @@ def checkpoint(
     with SumsFile.open(sums_path(directory, region)) as sums:
         if sums.header.version < version:
             _sync_base(base_path(directory, region), base_fd, sums.header.length_bytes)
-            versions = Versions(directory, region, _up_to(found, version))
+            versions = LayerVersions(directory, region, _up_to(found, version))
             for batch in batches(
                 versions.open(sums.header.version, _limit(directory, found, version))
             ):
@@ -181,7 +181,7 @@ def merge(
 
 def _merged(directory: Path, region: int, names: list[LayerName]) -> LayerName:
     first, last = min(name.oldest for name in names), max(name.version for name in names)
-    versions = Versions(directory, region, names)
+    versions = LayerVersions(directory, region, names)
     layers = list(versions.open(first - 1, last))
     try:
         if any(layer.flags & DELTA for layer in layers):

@@ -22,7 +22,7 @@ _MOST_LAYERS: Final = 200
 _MOST_BLOCKS: Final = 1 << 20
 
 
-class Versions:
+class LayerVersions:
     """The layers of a region, by the versions that they make.
 
     Args:

@@ -119,7 +119,7 @@ def data_ranges(fd: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
         begin = hole
 
 
-class GroupSync:
+class DirectorySync:
     """Syncs a directory; those who ask while that is under way share the next one.
 
     Args:
@@ -188,18 +188,18 @@ def sync_now(path: Path | str) -> None:
             os.close(fd)
 
 
-_groups: dict[str, GroupSync] = {}
+_groups: dict[str, DirectorySync] = {}
 _groups_lock = threading.Lock()
 
 
 def sync_directory(path: Path | str) -> None:
-    """Syncs a directory, together with all who ask for it in this process: see `GroupSync`.
+    """Syncs a directory, together with all who ask for it in this process: see `DirectorySync`.
 
     Raises:
-        StoreError, WaitTimeoutError: See `GroupSync.wait`.
+        StoreError, WaitTimeoutError: See `DirectorySync.wait`.
     """
     with _groups_lock:
-        group = _groups.setdefault(str(path), GroupSync(path))
+        group = _groups.setdefault(str(path), DirectorySync(path))
     group.wait()
 
 

@@ -1,8 +1,8 @@
 """Checks a store's files, and mends what other page servers' directories have, too.
 
 Nobody else has it open. What the registry knows comes as `Stored`, one for each region with a home;
-`clamor_ray/fsck.py` reads it from the journal. A block that has not its checksum is made again from
-the other pieces of its group, and written only if it has the checksum then.
+`clamor_ray/cli/fsck.py` reads it from the journal. A block that has not its checksum is made again
+from the other pieces of its group, and written only if it has the checksum then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clamor_ray._native.parity import xor_into
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._store import disk
 from clamor_ray._store.bases import bases_of, settle
-from clamor_ray._store.committed import Versions
+from clamor_ray._store.committed import LayerVersions
 from clamor_ray._store.layer_files import DELTA, Layer, Runs, runs_of, scan_layers
 from clamor_ray._store.layout import LayerName, base_path, sums_path
 from clamor_ray._store.redo import redo
@@ -185,9 +185,9 @@ class Check:
 
     # -- layers
 
-    def _versions(self, place: _Place) -> Versions:
+    def _versions(self, place: _Place) -> LayerVersions:
         names = self._layers[place.directory].get(place.stored.region, [])
-        return Versions(place.directory, place.stored.region, names, place.stored.commits)
+        return LayerVersions(place.directory, place.stored.region, names, place.stored.commits)
 
     def _check_layers(self, place: _Place) -> None:
         stored = place.stored

@@ -25,8 +25,8 @@ from clamor_ray._native.checksums import block_sums
 from clamor_ray._native.parity import xor_into
 from clamor_ray._store import disk
 from clamor_ray._store.committed import (
+    LayerVersions,
     Newest,
-    Versions,
     batches,
     close_all,
     newest_of,
@@ -76,7 +76,7 @@ def redo(
         NoSpaceError, StoreError, StoreFormatError, WaitTimeoutError: Likewise.
     """
     found = list(layers_of(directory, region) if names is None else names)
-    versions = Versions(directory, region, found, committed)
+    versions = LayerVersions(directory, region, found, committed)
     for name in found:
         if name.version > newest_version:  # it was named after the registry had it
             raise errors.StoreDamagedError(
@@ -120,7 +120,9 @@ def _check(path: Path, fd: int, sums: SumsFile, region: int, newest_version: int
         )
 
 
-def _redo(path: Path, fd: int, sums: SumsFile, versions: Versions, newest_version: int) -> None:
+def _redo(
+    path: Path, fd: int, sums: SumsFile, versions: LayerVersions, newest_version: int
+) -> None:
     layers = versions.open(sums.header.version, newest_version)
     for batch in batches(layers, single=DELTA):
         whole = batch

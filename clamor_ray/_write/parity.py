@@ -14,7 +14,7 @@ from pyroaring import BitMap
 
 from clamor_ray._native.base import Runs
 from clamor_ray._native.client import ParityMember
-from clamor_ray._native.pieced_client import Part, PiecedClient
+from clamor_ray._native.pieced_client import PiecedClient, PiecePart
 from clamor_ray._objects import block_sets
 from clamor_ray._read.ref import GlobalRef
 
@@ -32,7 +32,7 @@ class ParityPart(NamedTuple):
 
     region: int
     version: int
-    parts: tuple[Part, ...]
+    parts: tuple[PiecePart, ...]
     is_copy: bool
     were_lost: Mapping[int, BitMap]
 
@@ -82,7 +82,7 @@ def _runs(blocks: BitMap) -> Runs:
 
 
 def parities_of(
-    begin: GlobalRef[object], parts: Iterable[Part], were_lost: Mapping[int, BitMap]
+    begin: GlobalRef[object], parts: Iterable[PiecePart], were_lost: Mapping[int, BitMap]
 ) -> tuple[ParityPart, ...]:
     """The parity pieces that a commit changes with some blocks of a variable.
 
@@ -94,7 +94,7 @@ def parities_of(
     if begin._pieces is None or not begin._pieces.width:
         return ()
     groups, first = begin._pieces.groups, begin._region + 1
-    by_group: dict[int, list[Part]] = {}
+    by_group: dict[int, list[PiecePart]] = {}
     for part in parts:
         by_group.setdefault(groups.group_of(part.region - first), []).append(part)
     return tuple(

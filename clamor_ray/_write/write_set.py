@@ -14,7 +14,7 @@ from pyroaring import BitMap
 
 from clamor_ray import errors
 from clamor_ray._native.client import Runs
-from clamor_ray._native.pieced_client import Part, PiecedClient
+from clamor_ray._native.pieced_client import PiecedClient, PiecePart
 from clamor_ray._objects import block_sets
 from clamor_ray._objects.inplace import Fingerprint, check_in_place, fingerprint, is_worth_a_look
 from clamor_ray._objects.layout import BLOCK_BYTES, Plan
@@ -132,7 +132,7 @@ class Change:
 
     entry: WriteSetEntry
     runs: Runs
-    parts: tuple[Part, ...]
+    parts: tuple[PiecePart, ...]
     parities: tuple[ParityPart, ...] = ()
     were_lost: Mapping[int, BitMap] = field(default_factory=dict)
     in_turn: bool = False
@@ -162,7 +162,7 @@ class Change:
         layers = [layer_bytes_of(len(some), int(some[:, 1].sum())) for some in runs]
         return max(layers, default=0) if self.in_turn else sum(layers)
 
-    def _region(self, part: Part) -> int:
+    def _region(self, part: PiecePart) -> int:
         return part.region or self.entry.begin._region
 
     def writes(self, server_id: int) -> tuple[Write, ...]:
@@ -212,9 +212,9 @@ class Change:
         its page server ask what became of the commit, and homes need not wait until they do."""
         staged_at: dict[int, int] = {}
         before: int | None = None
-        parts: list[Part | ParityPart] = [*self.parts, *self.parities]
+        parts: list[PiecePart | ParityPart] = [*self.parts, *self.parities]
         for part in parts:
-            region = self._region(part) if isinstance(part, Part) else part.region
+            region = self._region(part) if isinstance(part, PiecePart) else part.region
             here, home = self._bring(session, part, commit_id, timeout_s)
             if before is not None:
                 session.client.resolve(commit_id, before, 0)
@@ -223,14 +223,14 @@ class Change:
         return staged_at
 
     def _bring(
-        self, session: Session, part: Part | ParityPart, commit_id: int, timeout_s: float
+        self, session: Session, part: PiecePart | ParityPart, commit_id: int, timeout_s: float
     ) -> tuple[int, int]:
         """A layer goes to its home. Returns: the page server here, and the home."""
         client = session.client
         # What was sent to other nodes comes back for that. Where it is lost, this says so; the copy
         # would end the process.
         patience_s = session.config.patience_s
-        for each in (part,) if isinstance(part, Part) else part.parts:
+        for each in (part,) if isinstance(part, PiecePart) else part.parts:
             client.prefetch(each.mapping_id, each.runs, wait=True, timeout_s=patience_s)
         if isinstance(part, ParityPart):
             staged_at = part.stage(client, commit_id, timeout_s)

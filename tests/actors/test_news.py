@@ -20,7 +20,7 @@ from pyroaring import BitMap
 from clamor_ray import errors
 from clamor_ray._protocol.messages import INLINE_BASE, NEWS_FREED, CommitRequest, Write
 from clamor_ray._protocol.names import news_socket
-from clamor_ray._session.news import News as ProcessNews
+from clamor_ray._session.news import ProcessNews as ProcessNews
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.page_server import news as server_news
 from clamor_ray.actors.page_server.news import NewsServer

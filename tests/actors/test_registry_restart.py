@@ -336,8 +336,8 @@ def test_nothing_is_left_after_the_raylet(lab: LocalCluster) -> None:
     """The registry's node dies by SIGKILL, and all below it."""
     import ray
 
+    from clamor_ray.actors.create_registry import create_registry
     from clamor_ray.actors.process.journals import journal_directory
-    from clamor_ray.actors.registry.registry import create_registry
 
     index = lab.add_node(num_cpus=1)
     scope = secrets.token_hex(6)

@@ -26,8 +26,8 @@ from clamor_ray._backup.chunks import (
 )
 from clamor_ray._backup.directory import Directory, data_name
 from clamor_ray._backup.manifest import (
+    ChunkPlace,
     Manifest,
-    Place,
     SavedVariable,
     moved_stream,
     name_of,
@@ -196,7 +196,7 @@ def saved(region: int = 7, **how: Any) -> SavedVariable:
         "state": State(3, take_apart(np.arange(1000)).plan, None),
         "is_old": False,
         "level": Level("raid1", copies=3),
-        "chunks": {0: Place("data/x", 5, 6, "ab"), 7: Place("data/y", 0, 1, "cd")},
+        "chunks": {0: ChunkPlace("data/x", 5, 6, "ab"), 7: ChunkPlace("data/y", 0, 1, "cd")},
         **how,
     }
     return SavedVariable(region, **described)
@@ -239,7 +239,7 @@ def directory(tmp_path: Path) -> Directory:
     return found
 
 
-def written(directory: Directory, image: Any, numbers: list[int]) -> dict[int, Place]:
+def written(directory: Directory, image: Any, numbers: list[int]) -> dict[int, ChunkPlace]:
     """The blocks of an image of shape (n, 4096), in a data file for each chunk."""
     chunks = {}
     for chunk in sorted({number // CHUNK_BLOCKS for number in numbers}):
@@ -250,7 +250,7 @@ def written(directory: Directory, image: Any, numbers: list[int]) -> dict[int, P
             continue
         name = data_name(1, "token", str(chunk))
         directory.write(name, [b"before it", *record.parts])
-        chunks[chunk] = Place(name, 9, record.n_bytes, record.digest)
+        chunks[chunk] = ChunkPlace(name, 9, record.n_bytes, record.digest)
     return chunks
 
 
@@ -314,7 +314,7 @@ def test_what_no_checkpoint_needs_goes(directory: Directory) -> None:
     for n, name in names.items():
         directory.write(name, [b"x"])
         if n < 4:
-            needed = {0: Place(names[max(1, n - 1)], 0, 1, ""), 1: Place(name, 0, 1, "")}
+            needed = {0: ChunkPlace(names[max(1, n - 1)], 0, 1, ""), 1: ChunkPlace(name, 0, 1, "")}
             directory.put_manifest(n, to_bytes(Manifest(n, "s", "", "", (saved(chunks=needed),))))
     orphan = data_name(2, "dead", "0")
     directory.write(orphan, [b"x"])
@@ -331,7 +331,7 @@ def test_of_a_damaged_checkpoint_nothing_goes(directory: Directory) -> None:
     for n in (1, 2, 3):
         name = data_name(n, "token", "0")
         directory.write(name, [b"x"])
-        needed = {0: Place(name, 0, 1, "")}
+        needed = {0: ChunkPlace(name, 0, 1, "")}
         directory.put_manifest(n, to_bytes(Manifest(n, "s", "", "", (saved(chunks=needed),))))
     Path(directory.path, name_of(2)).write_bytes(b"rotten")
     directory.tidy(3, keep=2)

@@ -11,8 +11,8 @@ from pyroaring import BitMap
 
 from clamor_ray._backup import units
 from clamor_ray._backup.chunks import CHUNK_BLOCKS, CHUNK_BYTES
-from clamor_ray._backup.copying import FILE_BYTES, Order
-from clamor_ray._backup.graph import Saved
+from clamor_ray._backup.copying import FILE_BYTES, CopyOrder
+from clamor_ray._backup.graph import GraphVariable
 from clamor_ray._objects.layout import BLOCK_BYTES, Plan
 from clamor_ray._protocol.messages import CheckpointVariable, Latest, RegionRecord
 from clamor_ray._read.ref import GlobalRef
@@ -24,9 +24,9 @@ def known(nodes: list[str], **record: Any) -> CheckpointVariable:
     return CheckpointVariable(Latest(1, 0), region, (), None, tuple(nodes))
 
 
-def saved(nodes: list[str], piece_bytes: int) -> Saved:
+def saved(nodes: list[str], piece_bytes: int) -> GraphVariable:
     ref: GlobalRef[Any] = GlobalRef(1, 0, 0, 4096, Plan(10, 10), "scope")
-    return Saved(ref, known(nodes, n_pieces=len(nodes), piece_bytes=piece_bytes))
+    return GraphVariable(ref, known(nodes, n_pieces=len(nodes), piece_bytes=piece_bytes))
 
 
 @given(st.lists(st.integers(0, 20 * CHUNK_BLOCKS), max_size=50))
@@ -47,7 +47,7 @@ def test_each_chunk_is_in_one_file_of_its_node(chunks: list[tuple[int, int]]) ->
     made = units.Units("here")
     for variable, chunk in chunks:
         blocks = bytes(units.blocks_of_chunk(chunk).serialize())
-        made.add(variables[variable], variable, Order(chunk, blocks, ""))
+        made.add(variables[variable], variable, CopyOrder(chunk, blocks, ""))
     found = []
     for unit in made.all():
         assert 0 < unit.n_bytes <= FILE_BYTES
@@ -62,7 +62,7 @@ def test_each_chunk_is_in_one_file_of_its_node(chunks: list[tuple[int, int]]) ->
 
 def test_many_small_variables_share_a_file() -> None:
     made = units.Units("here")
-    order = Order(0, bytes(BitMap([0]).serialize()), "")
+    order = CopyOrder(0, bytes(BitMap([0]).serialize()), "")
     for index in range(1000):
         made.add(saved(["there"], 0), index, order)
     assert [len(unit.refs) for unit in made.all()] == [256, 256, 256, 232]

@@ -9,7 +9,7 @@ import sys
 
 from clamor_ray._objects.layout import Plan
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session.announced import VARIABLE
+from clamor_ray._session.begin.announced import VARIABLE
 
 SCRIPT = """
 import pickle, sys

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from clamor_ray import errors
 from clamor_ray._native.ring import Ring, dtype_code
 from clamor_ray._ring import joining
-from clamor_ray._ring.joining import Place, in_ring, join, listen
+from clamor_ray._ring.joining import RingPlace, in_ring, join, listen
 
 SECRET = bytes(range(32))
 HOST = "127.0.0.1"
@@ -31,7 +31,9 @@ def rings(
 ) -> Iterator[list[Ring]]:
     """Joined rings, by rank; `order` is that of ranks in the ring."""
     listeners = [listen(HOST) for _ in range(n)]
-    places = [Place(rank, HOST, listeners[rank].getsockname()[1]) for rank in (order or range(n))]
+    places = [
+        RingPlace(rank, HOST, listeners[rank].getsockname()[1]) for rank in (order or range(n))
+    ]
 
     def one(rank: int) -> Ring:
         return join(
@@ -173,14 +175,18 @@ def test_bytes_go_around() -> None:
 
 
 def test_nodes_by_address_and_their_members_side_by_side() -> None:
-    places = [Place(0, "10.0.0.2", 1), Place(1, "10.0.0.1", 1), Place(2, "10.0.0.2", 2)]
+    places = [
+        RingPlace(0, "10.0.0.2", 1),
+        RingPlace(1, "10.0.0.1", 1),
+        RingPlace(2, "10.0.0.2", 2),
+    ]
     assert [place.rank for place in in_ring(places)] == [1, 0, 2]
 
 
 def join_two(listener: socket.socket, port: int, group: bytes, secret: bytes, rank: int) -> Ring:
     ports = [0, 0]
     ports[rank], ports[1 - rank] = listener.getsockname()[1], port
-    places = [Place(i, HOST, ports[i]) for i in range(2)]
+    places = [RingPlace(i, HOST, ports[i]) for i in range(2)]
     return join(listener, group, secret, places, rank, timeout_s=1.5)
 
 

@@ -26,14 +26,22 @@ from clamor_ray._protocol.handshake import (
     Hello,
 )
 from clamor_ray._ring import joining as _ring_join
-from clamor_ray._ring.joining import PAIR_LANE, Place, _Acceptor, _exactly, _Joining, join, listen
+from clamor_ray._ring.joining import (
+    PAIR_LANE,
+    RingPlace,
+    _Acceptor,
+    _exactly,
+    _Joining,
+    join,
+    listen,
+)
 from tests.library.test_ring import HOST, SECRET, TIMEOUT_S, allreduce, everywhere, rings
 
 LONG_S = 60.0
 
 
 def join_of_two(listeners: list[socket.socket], rank: int, timeout_s: float = LONG_S) -> Ring:
-    places = [Place(i, HOST, listener.getsockname()[1]) for i, listener in enumerate(listeners)]
+    places = [RingPlace(i, HOST, listener.getsockname()[1]) for i, listener in enumerate(listeners)]
     return join(listeners[rank], b"group", SECRET, places, rank, timeout_s=timeout_s)
 
 
@@ -118,7 +126,9 @@ def test_a_slow_handshake_is_dropped_at_one_deadline(
 def test_a_member_that_gave_up_in_the_handshake_comes_again() -> None:
     with listening(2) as listeners, ThreadPoolExecutor(2) as pool:
         one = pool.submit(join_of_two, listeners, 1)
-        places = [Place(i, HOST, listener.getsockname()[1]) for i, listener in enumerate(listeners)]
+        places = [
+            RingPlace(i, HOST, listener.getsockname()[1]) for i, listener in enumerate(listeners)
+        ]
         ids = _Joining(b"group", SECRET, places, 0, 1, 0.0)
         for lane in (0, PAIR_LANE):
             with socket.create_connection(listeners[1].getsockname()) as connection:
@@ -134,7 +144,9 @@ def test_a_member_that_gave_up_in_the_handshake_comes_again() -> None:
 
 def test_a_member_that_died_before_a_connection_to_it_is_named_at_once() -> None:
     with listening(3) as listeners, ThreadPoolExecutor(3) as pool:
-        places = [Place(i, HOST, listener.getsockname()[1]) for i, listener in enumerate(listeners)]
+        places = [
+            RingPlace(i, HOST, listener.getsockname()[1]) for i, listener in enumerate(listeners)
+        ]
         listeners[2].close()
         begun = time.monotonic()
         waiting = [
@@ -150,7 +162,9 @@ def test_a_member_that_died_before_a_connection_to_it_is_named_at_once() -> None
 
 def test_a_member_that_died_before_it_connected_is_named() -> None:
     with listening(2) as listeners:
-        places = [Place(i, HOST, listener.getsockname()[1]) for i, listener in enumerate(listeners)]
+        places = [
+            RingPlace(i, HOST, listener.getsockname()[1]) for i, listener in enumerate(listeners)
+        ]
         joining = _Joining(b"group", SECRET, places, 1, 1, time.monotonic() + LONG_S)
         listeners[0].close()
         with (
@@ -239,8 +253,8 @@ def test_a_fork_does_not_keep_its_parent() -> None:
         try:
             with listen(HOST) as listener:
                 places = [
-                    Place(0, HOST, listener.getsockname()[1]),
-                    Place(1, HOST, int(process.stdout.readline())),
+                    RingPlace(0, HOST, listener.getsockname()[1]),
+                    RingPlace(1, HOST, int(process.stdout.readline())),
                 ]
                 process.stdin.write(f"{places[0].port}\n")
                 process.stdin.flush()

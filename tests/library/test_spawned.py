@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clamor_ray._session import announced
+from clamor_ray._session.begin import announced
 from tests.conftest import ClamorCluster
 
 SCRIPT = """
@@ -116,7 +116,7 @@ def test_only_processes_that_were_started_take_what_was_announced(
     assert announced.announced() is None
     announced.announce("ab" * 28, "/var/a:b")
     assert announced.announced() is None  # this one has Ray, or had it
-    command = "from clamor_ray._session import announced as a; print(a.announced())"
+    command = "from clamor_ray._session.begin import announced as a; print(a.announced())"
     done = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, timeout=100, check=True
     )

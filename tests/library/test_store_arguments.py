@@ -9,8 +9,8 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._session import stores
-from clamor_ray._session.stores import check_arguments, check_same, choose
+from clamor_ray._session.begin import stores
+from clamor_ray._session.begin.stores import check_arguments, check_same, choose
 from clamor_ray._store.description import NODE_KIND, REGISTRY_KIND, Description
 from clamor_ray._store.directories import Here, open_registry
 from clamor_ray._store.layout import REGISTRY, session_directory
@@ -27,7 +27,7 @@ def part(store: str, directory: str) -> Description:
     return Description(NODE_KIND, store * 32, "aaaaaa000001", "features", directory * 32)
 
 
-def place(found: dict[str, Here], here: str = "n1") -> stores.Place:
+def place(found: dict[str, Here], here: str = "n1") -> stores.RegistryPlace:
     return choose(found, here, ROOT, "features")
 
 

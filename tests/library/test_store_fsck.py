@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clamor_ray import errors, fsck
+from clamor_ray import errors
 from clamor_ray._native.base import BLOCK_BYTES
 from clamor_ray._protocol.messages import NamedVariable, RegionRecord
 from clamor_ray._protocol.names import server_id_of
@@ -18,6 +18,7 @@ from clamor_ray._store.layer_files import DELTA, scan_layers
 from clamor_ray._store.layout import LayerName, base_path, layer_path, sums_path
 from clamor_ray.actors.commits.commit_log import Entry
 from clamor_ray.actors.commits.journal import Journal
+from clamor_ray.cli import fsck
 from tests.support.store_files import Block, base_file, block_of, put_layer
 
 N_BLOCKS = 16

@@ -207,7 +207,7 @@ def test_syncs_of_a_directory_are_shared(node: Path, monkeypatch: pytest.MonkeyP
         assert goes_on.wait(20)
 
     monkeypatch.setattr(os, "fsync", slow)
-    group = disk.GroupSync(node)
+    group = disk.DirectorySync(node)
     threads = [threading.Thread(target=group.wait) for _ in range(9)]
     threads[0].start()
     assert began.acquire(timeout=20)
@@ -225,7 +225,7 @@ def test_syncs_of_a_directory_are_shared(node: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_sync_that_failed_stays_failed(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = disk.GroupSync(node)
+    group = disk.DirectorySync(node)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "no")))
         with pytest.raises(errors.StoreError, match="syncing"):
@@ -235,7 +235,7 @@ def test_a_sync_that_failed_stays_failed(node: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_sync_has_a_deadline(node: Path) -> None:
-    group = disk.GroupSync(node)
+    group = disk.DirectorySync(node)
     group._is_busy = True
     with pytest.raises(errors.WaitTimeoutError, match="was not synced"):
         group.wait(0.05)

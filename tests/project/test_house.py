@@ -78,37 +78,26 @@ def test_relative_imports(tmp_path: Path) -> None:
     assert imports[places] == {"clamor_ray.workloads.knn"}
 
 
-@pytest.mark.parametrize("layout", ["flat", "rooms"])
-def test_edges_between_the_packages(tmp_path: Path, layout: str) -> None:
+def test_edges_between_the_packages(tmp_path: Path) -> None:
     make(tmp_path, {
         "clamor_ray/__init__.py": "",
         "clamor_ray/errors.py": "",
         "actors/__init__.py": "",
+        "clamor_ray/_protocol/messages.py": "",
+        "clamor_ray/_native/ring.py": "",
+        "clamor_ray/_store/redo.py": "def redo():\n    from clamor_ray._read.ref import Ref\n",
+        "clamor_ray/cli/fsck.py": "from clamor_ray.actors.registry.registry import create\n",
+        "clamor_ray/_read/ref.py": "from clamor_ray import errors\n"
+        "from clamor_ray.actors.registry.registry import create\n",
+        "actors/registry/registry.py": "from clamor_ray._protocol import messages\n"
+        "from clamor_ray._native.ring import Ring\n"
+        "def create():\n    from clamor_ray._read import ref\n",
     })  # fmt: skip
-    if layout == "flat":
-        make(tmp_path, {
-            "clamor_ray/_native_ring.py": "",
-            "clamor_ray/_ref.py": "from clamor_ray import errors\n"
-            "from clamor_ray.actors.registry import create\n",
-            "actors/registry.py": "from clamor_ray import errors\n"
-            "from clamor_ray._native_ring import Ring\n"
-            "def create():\n    from clamor_ray import _ref\n",
-        })  # fmt: skip
-        up = ("clamor_ray._ref", "clamor_ray.actors.registry")
-    else:
-        make(tmp_path, {
-            "clamor_ray/_protocol/messages.py": "",
-            "clamor_ray/_native/ring.py": "",
-            "clamor_ray/_read/ref.py": "from clamor_ray import errors\n"
-            "from clamor_ray.actors.registry.registry import create\n",
-            "actors/registry/registry.py": "from clamor_ray._protocol import messages\n"
-            "from clamor_ray._native.ring import Ring\n"
-            "def create():\n    from clamor_ray._read import ref\n",
-        })  # fmt: skip
-        up = ("clamor_ray._read.ref", "clamor_ray.actors.registry.registry")
+    ref, registry = "clamor_ray._read.ref", "clamor_ray.actors.registry.registry"
     imports = python_side.imports_of(tmp_path)
-    assert python_side.edges_to_actors(imports) == [up]
-    assert python_side.edges_off_the_ground(imports) == [up[::-1]]
+    assert python_side.edges_to_actors(imports) == [(ref, registry)]  # a program stands above both
+    off = [("clamor_ray._store.redo", ref), (registry, ref)]
+    assert python_side.edges_off_the_ground(imports) == off
 
 
 def test_class_names_that_are_shared(tmp_path: Path) -> None:

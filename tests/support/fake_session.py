@@ -18,7 +18,7 @@ import ray
 from clamor_ray import errors
 from clamor_ray._counting.anchors import Anchors
 from clamor_ray._native.client import MAP_PRIVATE, Mapping
-from clamor_ray._native.pieced_client import Part
+from clamor_ray._native.pieced_client import PiecePart
 from clamor_ray._protocol.config import Config
 from clamor_ray._protocol.messages import Created, FreeAnswer, RegionRecord
 from clamor_ray._protocol.registry_client import RegistryClient
@@ -219,8 +219,8 @@ class Client:
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         return Mapping(number, address, len(memory))
 
-    def parts(self, number: int, runs: Any) -> list[Part]:
-        return [Part(number, 0, 0, runs)]
+    def parts(self, number: int, runs: Any) -> list[PiecePart]:
+        return [PiecePart(number, 0, 0, runs)]
 
     def unmap(self, number: int) -> None:
         mapped = self.mapped[number]

@@ -24,7 +24,7 @@ class Session:
     def __init__(
         self, lab: LocalCluster, library_version: str = __version__, **settings: Any
     ) -> None:
-        from clamor_ray.actors.registry.registry import create_registry
+        from clamor_ray.actors.create_registry import create_registry
 
         self.lab = lab
         self.scope = secrets.token_hex(6)

@@ -134,7 +134,7 @@ def _totals(regions: Iterable[int], found: Sequence[Any]) -> dict[int, Sum]:
     }
 
 
-class Order(NamedTuple):
+class HomeOrder(NamedTuple):
     """What is to be applied at one home.
 
     Args:
@@ -163,7 +163,7 @@ def apply_at_home(packed: bytes, *found: Any) -> bytes:
         The pickled writes of the commit.
     """
     _raise_failures(found)
-    order: Order = pickle.loads(packed)
+    order: HomeOrder = pickle.loads(packed)
     refs = [GlobalRef._unpacked(each) for each in order.refs]
     session = process_sessions.current(order.scope)
     regions = [ref._region for ref in refs]
@@ -372,7 +372,7 @@ class ScatterAddCommit:
         began_s = time.monotonic()
         every, groups, are_merged = found
         for (node, shares), sums in zip(homes, every, strict=True):
-            order = Order(
+            order = HomeOrder(
                 scope=self._scope,
                 commit_id=commit_id,
                 dropped=dropped,

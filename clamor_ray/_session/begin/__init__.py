@@ -1,0 +1,1 @@
+"""How a session begins: its registry, its store and its name; where other processes find it."""

@@ -1,0 +1,1 @@
+"""Programs for the command line. They stand above the library and the actors."""
