@@ -29,7 +29,7 @@ def find_keeper(listen_name: str, has_served: bool = False) -> _native.Keeper | 
     """The keeper that this node's last page server had; None: there is none.
 
     A keeper that was killed leaves its file. Where there is none, somebody may have removed it: one
-    that lives makes it again (``pagecache_c/common/local_socket.c``).
+    that lives makes it again (``pagecache_c/os/local_socket.c``).
 
     Args:
         listen_name: Its socket.

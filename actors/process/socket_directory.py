@@ -5,7 +5,7 @@ server is restarted. So the sockets lie in a directory that only this user can e
 empty, when a session has ended: below one with the sticky bit (``/tmp``) nobody else can take its
 name.
 
-``pagecache_c/common/local_socket.c`` makes and removes the files in it.
+``pagecache_c/os/local_socket.c`` makes and removes the files in it.
 """
 
 from __future__ import annotations

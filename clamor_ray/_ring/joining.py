@@ -67,7 +67,8 @@ def in_ring(places: Sequence[RingPlace]) -> list[RingPlace]:
     traffic only one stream leaves it (Sparker, 4.1).
 
     Example:
-        >>> [p.rank for p in in_ring([Place(0, "b", 1), Place(1, "a", 1), Place(2, "b", 2)])]
+        >>> places = [RingPlace(0, "b", 1), RingPlace(1, "a", 1), RingPlace(2, "b", 2)]
+        >>> [place.rank for place in in_ring(places)]
         [1, 0, 2]
     """
     return sorted(places, key=lambda place: (place.host, place.rank))

@@ -5,7 +5,7 @@ its processes (`actors/page_server/news.py`). Nothing here asks again and again:
 lines, and is there only while something is watched. After a connection has ended, the page server
 is told the versions that are known, and answers with what is newer.
 
-Locks: `News._lock` guards the watches and the socket; no other is taken under it.
+Locks: `ProcessNews._lock` guards the watches and the socket; no other is taken under it.
 """
 
 from __future__ import annotations

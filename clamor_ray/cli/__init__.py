@@ -1,1 +1,4 @@
-"""Programs for the command line. They stand above the library and the actors."""
+"""In: a command line. Out: what a person or a script reads, and an exit status.
+
+Programs, which stand above the library and the actors.
+"""

@@ -47,8 +47,9 @@ print(json.dumps([found.scope, stored.places()]))
     return found
 
 
-@pytest.mark.parametrize("how", ["shutdown", "left", "kill -9"])
-@pytest.mark.parametrize("n_nodes", [1, 3])
+@pytest.mark.parametrize(
+    ("n_nodes", "how"), [(1, "left"), (1, "kill -9"), (3, "shutdown"), (3, "kill -9")]
+)
 def test_everything_is_there_again(store: Path, n_nodes: int, how: str) -> None:
     places = fill(store, n_nodes, how)
     with opening(store, n_nodes):

