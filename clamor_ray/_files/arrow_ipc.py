@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from clamor_ray._files.reader import Ranges
 from clamor_ray._objects.layout import BLOCK_BYTES, Plan, round_up, take_apart_in_place
@@ -132,6 +131,9 @@ def lay_out(path: str, size_bytes: int, file: Ranges) -> tuple[Plan, bytes]:
 
 
 def _plan_of(path: str, size_bytes: int, parts: list[tuple[int, bytes]]) -> tuple[Plan, bytes]:
+    # Not at the top: each process that has a session imports this file, and few open such a file.
+    import pyarrow as pa
+
     shadow = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0))
     for offset, each in parts:
         shadow[offset : offset + len(each)] = each
