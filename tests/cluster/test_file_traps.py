@@ -303,14 +303,14 @@ def test_an_object_that_changes_while_ranges_are_in_flight(
         read_on()
     thread.join()
     n_right = 0
-    for row in range(N_ROWS):
+    for row in range(0, N_ROWS, 7):
         try:
             got = clamor.gather(ref, [row])
         except errors.FileChangedError:
             continue
         assert np.array_equal(got[0], old[row]), row
         n_right += 1
-    assert 0 < n_right < N_ROWS
+    assert 0 < n_right < len(range(0, N_ROWS, 7))
     clamor.free(ref)
 
 

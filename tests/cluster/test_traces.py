@@ -32,7 +32,6 @@ from tests.support.session_rig import keepers, watchers
 
 pytestmark = pytest.mark.lab
 
-N_CHURNED = 1000
 AT_ONCE = 250
 ITEMS = 1024  # 8 KiB: what is smaller than a block travels in its reference
 RAYS_OWN = 8  # connections of Ray's that come and go
@@ -92,7 +91,8 @@ def too_much(before: Counter[str], after: Counter[str]) -> dict[str, tuple[int, 
     }
 
 
-def test_a_thousand_variables_leave_nothing(lab: LocalCluster) -> None:
+@pytest.mark.parametrize("n_churned", [AT_ONCE, pytest.param(4 * AT_ONCE, marks=pytest.mark.soak)])
+def test_variables_leave_nothing(lab: LocalCluster, n_churned: int) -> None:
     """Put here, read on the other node, freed: nobody holds more than before."""
     scope = process_sessions.current().scope
     reader = there(Reader).remote()
@@ -115,7 +115,7 @@ def test_a_thousand_variables_leave_nothing(lab: LocalCluster) -> None:
     before = {name: holdings(pid) for name, pid in pids.items()}
     assert before["page server 0"]["memfd"] > 0
     assert sum(kinds["memfd"] for name, kinds in before.items() if "keeper" in name) > 0
-    for _ in range(N_CHURNED // AT_ONCE):
+    for _ in range(n_churned // AT_ONCE):
         churn(reader, AT_ONCE)
     left: dict[str, Any] = {}
 
@@ -128,7 +128,7 @@ def test_a_thousand_variables_leave_nothing(lab: LocalCluster) -> None:
     try:
         until(as_before, 30.0)
     except AssertionError:
-        raise AssertionError(f"left of {N_CHURNED} variables: {left}") from None
+        raise AssertionError(f"left of {n_churned} variables: {left}") from None
     assert held.get()[-1] == ITEMS - 1
     clamor.free(held)
     ray.kill(reader)

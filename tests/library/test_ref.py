@@ -279,11 +279,11 @@ def test_sessions_of_a_job_are_told_apart() -> None:
 
 
 def test_names_agree_with_the_actors() -> None:
+    from clamor_ray.actors import create_registry
     from clamor_ray.actors.page_server import page_server
-    from clamor_ray.actors.registry import registry
 
     # A worker finds both by name alone, so nobody may spell the names a second time.
-    assert registry.names is page_server.names is _names
+    assert create_registry.names is page_server.names is _names
 
 
 # ------------------------------------------------------------------ memory

@@ -739,7 +739,7 @@ def run_program(seed: int, markers: Path) -> None:
         clamor.drop(name)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2))])
 def test_random_programs(clamor_cluster: ClamorCluster, tmp_path: Path, seed: int) -> None:
     run_program(seed, tmp_path)
 

@@ -223,11 +223,11 @@ def test_an_unreferenced_ring_is_closed() -> None:
 
 MEMBER = """
 import os, sys, time
-from clamor_ray._ring.joining import Place, join, listen
+from clamor_ray._ring.joining import RingPlace, join, listen
 
 with listen("127.0.0.1") as listener:
     print(listener.getsockname()[1], flush=True)
-    places = [Place(0, "127.0.0.1", int(input())), Place(1, "127.0.0.1", listener.getsockname()[1])]
+    places = [RingPlace(0, "127.0.0.1", int(input())), RingPlace(1, "127.0.0.1", listener.getsockname()[1])]
     ring = join(listener, b"group", bytes(range(32)), places, 1, timeout_s=60)
     ring.run("barrier")
     child = os.fork()
