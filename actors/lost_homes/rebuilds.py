@@ -242,6 +242,12 @@ class Rebuilds:
         found = self._losses.of(region)
         return found.error(self._log.label(region)) if found is not None else None
 
+    def all_lost(self) -> dict[int, str]:
+        """Why, by region, of all that are lost, or away, or lack blocks."""
+        regions = [record.region for record in self._core.ready_regions()]
+        found = {region: self.why_lost(region) for region in regions}
+        return {region: why.message for region, why in found.items() if why is not None}
+
     def lost_blocks(self, region: int) -> LostBlocks | None:
         """Which blocks of its newest version are lost, if any are. All of it: see ``verdict``."""
         return self._losses.of(region)

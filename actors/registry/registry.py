@@ -499,6 +499,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
                 dropped=self._servers.n_dropped,
             ),
             degraded=self._rebuilds.n_degraded(),
+            lost=self._rebuilds.all_lost(),
         )
 
     # -- regions

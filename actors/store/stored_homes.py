@@ -35,7 +35,7 @@ from clamor_ray.actors.lost_homes.unheard_homes import Waited
 from clamor_ray.actors.registry.registry_core import RegistryCore
 
 DAMAGED_HINT = (
-    "The files are left as they are: look at them with clamor-fsck when the store is not open. "
+    "The files are left as they are: look at them with clamor fsck when the store is not open. "
     "The store's other variables can be read and changed."
 )
 BACK_S = 60.0  # a page server takes so long at most to begin again, and redo what it has

@@ -343,6 +343,8 @@ class Stats:
         moves: what `clamor.drain` has done, since the registry started.
         degraded: pieces of variables with redundancy that would not survive the loss of one more
             node: a node was lost, and they are being made again, or there are too few nodes.
+        lost: id -> why, of the variables, or pieces of such as are spread, that are lost or lack
+            blocks.
 
     Example:
         >>> stats = clamor.stats()
@@ -357,6 +359,7 @@ class Stats:
     names: Mapping[int, str] = field(default_factory=dict)
     moves: MoveCounters | None = None
     degraded: int = 0
+    lost: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def bytes_received(self) -> int:
@@ -459,6 +462,7 @@ def from_report(report: RegistryReport) -> Stats:
         names=dict(report.names),
         moves=report.moves,
         degraded=report.degraded,
+        lost=dict(report.lost),
     )
 
 

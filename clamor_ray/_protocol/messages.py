@@ -707,6 +707,7 @@ class RegistryReport:
     names: dict[int, str] = field(default_factory=dict)
     moves: MoveCounters = MoveCounters()
     degraded: int = 0
+    lost: dict[int, str] = field(default_factory=dict)
 
 
 def pack_row(versions: Sequence[int]) -> bytes:

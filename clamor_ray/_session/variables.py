@@ -5,13 +5,13 @@ gives the name. The registry has the names (`actors/registry/variable_names.py`)
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clamor_ray import errors
 from clamor_ray._counting.anchors import Anchor, Anchors
-from clamor_ray._protocol.messages import Latest
+from clamor_ray._protocol.messages import Latest, VariableRecord
 from clamor_ray._protocol.names import check_name
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._session.process_sessions import current, with_current
@@ -169,8 +169,13 @@ def variables() -> list[VariableInfo]:
         >>> [info.nbytes >= 8000 for info in clamor.variables() if info.name == "numbers"]
         [True]
     """
+    return listed(current().rpc.variables())
+
+
+def listed(records: Iterable[VariableRecord]) -> list[VariableInfo]:
+    """What the registry says of variables, as `clamor.variables` returns it."""
     found = []
-    for record in current().rpc.variables():
+    for record in records:
         kind, nbytes = "", record.length_bytes
         if record.packed is not None:
             ref = _at(record.packed, record.latest)

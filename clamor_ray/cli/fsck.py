@@ -1,13 +1,12 @@
-"""`clamor-fsck`: checks a persistent store that no session has open, without Ray.
+"""`clamor fsck`: checks a persistent store that no session has open, without Ray.
 
-docs/fsck.md says what it does. It needs click and rich (the extra `fsck`).
+docs/fsck.md says what it does. It needs click and rich (the extra `cli`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,10 +23,8 @@ from clamor_ray._store.directories import lock_directory, what_is_here
 from clamor_ray._store.fsck import Check, Report, Stored
 from clamor_ray._store.layout import JOURNAL, REGISTRY, node_name
 from clamor_ray.actors.commits.journal import Journal, Saved
+from clamor_ray.cli.output import FORMATS, NOT_CHECKED, WELL, WRONG, exits, say_json
 
-WELL: Final = 0
-DAMAGED: Final = 1
-NOT_CHECKED: Final = 2
 _MOST_LIVES: Final = 64
 
 
@@ -131,21 +128,45 @@ def check(
         return checking.run()
 
 
-@click.command()
+@click.command("fsck", short_help="Checks a persistent store that no session has open.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--repair", is_flag=True, help="Mend what can be mended.")
-def _command(directory: Path, repair: bool) -> int:
+@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
+@exits
+def command(directory: Path, repair: bool, form: str) -> int:
     """Checks DIRECTORY, the part of a store that a session has: STORE/SESSION.
 
-    Exit codes: 0, all is well; 1, something is damaged or missing; 2, it could not be checked.
+    Exit status: 0, all is well; 1, something is damaged or missing; 2, it could not be checked.
     """
     console = Console(highlight=False, soft_wrap=True, markup=False)
     try:
-        with console.status("reading") as status:
-            report = check(directory.absolute(), repairs=repair, said=status.update)
+        if form == "json":
+            report = check(directory.absolute(), repairs=repair)
+        else:
+            with console.status("reading") as status:
+                report = check(directory.absolute(), repairs=repair, said=status.update)
     except errors.ClamorError as error:
-        console.print(f"Not checked: {cause_of(error)}.")
+        if form == "json":
+            say_json({"directory": str(directory), "error": f"{cause_of(error)}."})
+        else:
+            console.print(f"Not checked: {cause_of(error)}.")
         return NOT_CHECKED
+    if form == "json":
+        say_json(
+            {
+                "directory": str(directory),
+                "error": "",
+                "is_well": report.is_well,
+                "regions": report.n_regions,
+                "layers": report.n_layers,
+                "bytes": report.n_bytes,
+                "notes": list(report.notes),
+                "problems": [
+                    {"text": each.text, "is_mended": each.is_mended} for each in report.problems
+                ],
+            }
+        )
+        return WELL if report.is_well else WRONG
     for note in report.notes:
         console.print(f"Note: {note}.")
     for problem in report.problems:
@@ -154,21 +175,16 @@ def _command(directory: Path, repair: bool) -> int:
         f"{report.n_regions} regions, {report.n_layers} layers, {report.n_bytes:,} bytes: "
         f"{'all is well' if report.is_well else 'NOT well'}."
     )
-    return WELL if report.is_well else DAMAGED
+    return WELL if report.is_well else WRONG
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point: ends the process.
+    """The entry point of `clamor-fsck`, which is `clamor fsck` by itself. Ends the process.
 
     Args:
         arguments: of the command line; None: this process's.
     """
-    try:
-        code = _command.main(arguments, "clamor-fsck", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        code = NOT_CHECKED
-    sys.exit(code)
+    command.main(None if arguments is None else list(arguments), "clamor-fsck")
 
 
 if __name__ == "__main__":

@@ -227,7 +227,8 @@ from clamor_ray._ring.joining import RingPlace, join, listen
 
 with listen("127.0.0.1") as listener:
     print(listener.getsockname()[1], flush=True)
-    places = [RingPlace(0, "127.0.0.1", int(input())), RingPlace(1, "127.0.0.1", listener.getsockname()[1])]
+    ports = (int(input()), listener.getsockname()[1])
+    places = [RingPlace(rank, "127.0.0.1", port) for rank, port in enumerate(ports)]
     ring = join(listener, b"group", bytes(range(32)), places, 1, timeout_s=60)
     ring.run("barrier")
     child = os.fork()

@@ -1,0 +1,95 @@
+"""`clamor drain NODE`: all variables of all sessions off a node that is to go."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+import ray
+
+from clamor_ray import errors
+from clamor_ray._objects.layout import format_bytes
+from clamor_ray._session.drain import ANSWER_S
+from clamor_ray.cli.clusters import OpenSession, connected, node_of, open_sessions
+from clamor_ray.cli.output import WELL, WRONG, cluster_options, console, exits, say_json
+
+
+def _drained(session: OpenSession, node_id: str, left_s: float) -> dict[str, Any]:
+    said: dict[str, Any] = {"name": session.info.name, "scope": session.info.scope, "error": ""}
+    try:
+        result = session.rpc.drain(node_id, left_s, timeout_s=left_s + ANSWER_S)
+    except errors.ClamorError as error:
+        return {**said, "error": str(error)}
+    return {**said, "moved": result.moved, "bytes": result.bytes, "seconds": result.seconds}
+
+
+@click.command("drain", short_help="Moves all variables off a node that is to go.")
+@click.argument("node", required=False)
+@click.option("--this-node", is_flag=True, help="The node that this command runs on.")
+@click.option("--cancel", is_flag=True, help="Undo it: variables may come to the node again.")
+@cluster_options
+@exits
+def command(
+    node: str | None,
+    this_node: bool,
+    cancel: bool,
+    address: str | None,
+    session: str | None,
+    timeout_s: float,
+    form: str,
+) -> int:
+    """Moves all variables off NODE, while they are used: an id or its beginning, a host name, an
+    address.
+
+    Exit status: 0, nothing is there any more; 1, some is there still; 2, it could not be asked.
+    """
+    if (node is None) != this_node:
+        raise click.UsageError("Give a NODE, or --this-node.")
+    began = time.monotonic()
+    with connected(address, timeout_s):
+        node_id = node_of(node) if node else ray.get_runtime_context().get_node_id()
+        sessions = open_sessions(session, timeout_s)
+        said: list[dict[str, Any]] = []
+        for each in sessions:
+            if cancel:
+                undone = each.rpc.cancel_drain(node_id)
+                said.append(
+                    {
+                        "name": each.info.name,
+                        "scope": each.info.scope,
+                        "error": "",
+                        "undone": undone,
+                    }
+                )
+            else:
+                left_s = max(0.0, timeout_s - (time.monotonic() - began))
+                said.append(_drained(each, node_id, left_s))
+    if form == "json":
+        say_json({"node_id": node_id, "sessions": said})
+    else:
+        _print(node_id, said)
+    return WRONG if any(each["error"] for each in said) else WELL
+
+
+def _counted(n: int) -> str:
+    return "1 variable" if n == 1 else f"{n} variables"
+
+
+def _print(node_id: str, said: list[dict[str, Any]]) -> None:
+    out = console()
+    if not said:
+        out.print(f"Node {node_id[:12]} has nothing: there is no session.")
+    for each in said:
+        label = f"Session {each['name'] or each['scope']}"
+        if each["error"]:
+            out.print(f"{label}: {each['error']}", style="red")
+        elif "undone" in each:
+            out.print(
+                f"{label}: {'the drain is undone' if each['undone'] else 'it was not drained'}."
+            )
+        else:
+            out.print(
+                f"{label}: {_counted(each['moved'])} ({format_bytes(each['bytes'])}) moved in "
+                f"{each['seconds']:.1f} s."
+            )

@@ -1,0 +1,179 @@
+"""`clamor`, the command, beside sessions that it is no part of."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clamor_ray as clamor
+from tests.support.lab import LocalCluster, local_cluster, require_lab
+from tests.support.lab.cluster import node_resource
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+
+SESSION = "shown"
+RUN_S = 100.0
+N = 300_000
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[LocalCluster]:
+    require_lab("local")
+    with local_cluster(2) as lab:
+        yield lab
+
+
+@pytest.fixture
+def session(lab: LocalCluster) -> Iterator[clamor.GlobalRef[Any]]:
+    """A variable of two versions, which node 1 has read a part of."""
+    clamor.init(session=SESSION, lifetime="detached")
+    ref = clamor.put(np.arange(N), name="index")
+    with clamor.update(ref) as array:
+        array[7] = 0
+    there(lab, first_block).remote(ref)
+    yield ref
+    del ref
+    clamor.shutdown(session=SESSION)
+
+
+def first_block(array: Any) -> int:
+    return int(array[3])
+
+
+def put_there() -> Any:
+    return clamor.put(np.ones(N), name="elsewhere")
+
+
+def there(lab: LocalCluster, function: Any) -> Any:
+    return clamor.remote(function).options(num_cpus=0, resources={node_resource(1): 0.001})
+
+
+def run(lab: LocalCluster, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """`clamor` with these arguments, which ends with that status."""
+    done = subprocess.run(
+        [sys.executable, "-m", "clamor_ray.cli.main", *arguments],
+        env={**os.environ, **lab.environment},
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_status_and_inspect(lab: LocalCluster, session: clamor.GlobalRef[Any]) -> None:
+    import ray
+
+    assert ray.get(there(lab, first_block).remote(session), timeout=RUN_S) == 3
+    said = run(lab, "status").stdout
+    for text in (SESSION, "index", "2.3 MiB", f"ndarray int64 ({N},)", lab.node_ids[0][:12]):
+        assert text in said
+    found = json.loads(run(lab, "status", "--format", "json").stdout)
+    (shown,) = found["sessions"]
+    assert (shown["name"], shown["troubles"]) == (SESSION, [])
+    assert {node["node_id"] for node in shown["nodes"]} == set(lab.node_ids)
+    (variable,) = shown["variables"]
+    assert variable["version"] == session.refresh().version == 1
+    assert variable["homes"] == [lab.node_ids[0]]
+
+    one = json.loads(run(lab, "inspect", "index", "--format", "json").stdout)
+    assert one["nbytes"] == 8 * N
+    parts = {node["node_id"]: node for node in one["nodes"]}
+    assert parts[lab.node_ids[0]]["is_home"]
+    other = parts[lab.node_ids[1]]
+    assert not other["is_home"]
+    assert other["present_blocks"] == sum(other["block_map"]) > 0
+    by_id = json.loads(run(lab, "inspect", str(one["id"]), "--format", "json").stdout)
+    assert by_id["name"] == "index"
+    assert "all of it" in run(lab, "inspect", "index").stdout
+
+
+def test_a_session_without_a_name_is_shown_by_its_scope(lab: LocalCluster) -> None:
+    scope = clamor.init().scope
+    ref = clamor.put(np.arange(N))
+    said = run(lab, "status", "--session", scope[:6]).stdout
+    assert f"scope {scope}" in said
+    assert "without a name" in said
+    assert f"(variable {ref._region})" in said
+    clamor.shutdown()
+    assert "No session." in run(lab, "status").stdout
+
+
+def test_a_node_is_drained_and_the_drain_undone(
+    lab: LocalCluster, session: clamor.GlobalRef[Any]
+) -> None:
+    import ray
+
+    ray.get(there(lab, put_there).remote(), timeout=RUN_S)
+    node = lab.node_ids[1]
+    (drained,) = json.loads(run(lab, "drain", node[:10], "--format", "json").stdout)["sessions"]
+    assert drained["moved"] == 1
+    homes = {info.name: info.nodes for info in clamor.variables()}
+    assert homes["elsewhere"] == (lab.node_ids[0],)
+    assert "the drain is undone" in run(lab, "drain", "--cancel", node).stdout
+    assert "it was not drained" in run(lab, "drain", "--cancel", node).stdout
+    assert clamor.open("elsewhere").get().sum() == N
+
+
+def test_what_is_not_there_is_said(lab: LocalCluster, session: clamor.GlobalRef[Any]) -> None:
+    said = run(lab, "inspect", "nothing", status=2).stderr
+    assert "No variable has the name or id 'nothing'. Names: index." in said
+    said = run(lab, "status", "--session", "other", status=2).stderr
+    assert f"named 'other', or has a scope that begins so. There are: {SESSION}." in said
+    said = run(lab, "drain", "nowhere", status=2).stderr
+    assert "No living node is meant by 'nowhere'. The nodes: " in said
+    assert all(node_id[:12] in said for node_id in lab.node_ids)
+    assert "Give a NODE, or --this-node" in run(lab, "drain", status=2).stderr
+    began = time.monotonic()
+    said = run(lab, "status", "--address", "127.0.0.1:1", status=2).stderr
+    assert "No Ray cluster answers at 127.0.0.1:1" in said
+    assert time.monotonic() - began < 30.0
+
+
+def test_a_registry_that_hangs_is_said_and_ends_the_wait(
+    lab: LocalCluster, session: clamor.GlobalRef[Any]
+) -> None:
+    from clamor_ray._session import process_sessions
+
+    pid = process_sessions.current().rpc.ping()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        said = run(lab, "status", "--timeout", "5", status=1).stdout
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert "did not answer within" in said
+
+
+def test_what_is_lost_is_said(lab: LocalCluster, session: clamor.GlobalRef[Any]) -> None:
+    import ray
+
+    index = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
+    resources = {node_resource(index): 0.001}
+    ray.get(
+        clamor.remote(put_there).options(num_cpus=0, resources=resources).remote(), timeout=RUN_S
+    )
+    lab.kill_node(index)
+    deadline = time.monotonic() + RUN_S
+    while True:  # until Ray has found out
+        done = subprocess.run(
+            [sys.executable, "-m", "clamor_ray.cli.main", "status"],
+            env={**os.environ, **lab.environment},
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+        )
+        if done.returncode == 1 and "lost" in done.stdout:
+            break
+        assert time.monotonic() < deadline, done.stdout + done.stderr
+        time.sleep(0.5)
+    assert "Wrong: " in done.stdout
