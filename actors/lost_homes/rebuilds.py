@@ -243,10 +243,13 @@ class Rebuilds:
         return found.error(self._log.label(region)) if found is not None else None
 
     def all_lost(self) -> dict[int, str]:
-        """Why, by region, of all that are lost, or away, or lack blocks."""
-        regions = [record.region for record in self._core.ready_regions()]
-        found = {region: self.why_lost(region) for region in regions}
-        return {region: why.message for region, why in found.items() if why is not None}
+        """Why, by variable, of all that are lost, or away, or lack blocks; of one that is spread,
+        of the first piece that is."""
+        found: dict[int, str] = {}
+        for record in self._core.ready_regions():
+            if (why := self.why_lost(record.region)) is not None:
+                found.setdefault(self._core.whole_of(record.region), why.message)
+        return found
 
     def lost_blocks(self, region: int) -> LostBlocks | None:
         """Which blocks of its newest version are lost, if any are. All of it: see ``verdict``."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
         RegistryReport,
         ServerInfo,
     )
+    from clamor_ray._protocol.registry_client import RegistryClient
     from clamor_ray._read.ref import GlobalRef
-    from clamor_ray._session.session import Session
 
 _SETS = {"present": 0, "fetched": 1, "touched": 2}  # enum pc_block_set
 
@@ -343,8 +343,7 @@ class Stats:
         moves: what `clamor.drain` has done, since the registry started.
         degraded: pieces of variables with redundancy that would not survive the loss of one more
             node: a node was lost, and they are being made again, or there are too few nodes.
-        lost: id -> why, of the variables, or pieces of such as are spread, that are lost or lack
-            blocks.
+        lost: id -> why, of the variables that are lost or lack blocks.
 
     Example:
         >>> stats = clamor.stats()
@@ -519,13 +518,13 @@ def block_map(
     if ref._inline:
         return {}
     if pieces := ref._piece_versions():
-        return _map_of_pieces(session, pieces, _SETS[which], buckets)
+        return map_of_pieces(session.rpc, pieces, _SETS[which], buckets)
     answer = session.rpc.histogram(ref._region, _SETS[which], buckets)
     return {node_id: np.asarray(counts, np.uint32) for node_id, counts in answer.items()}
 
 
-def _map_of_pieces(
-    session: Session, pieces: Sequence[PieceVersion], which: int, buckets: int
+def map_of_pieces(
+    rpc: RegistryClient, pieces: Sequence[PieceVersion], which: int, buckets: int
 ) -> dict[str, npt.NDArray[np.uint32]]:
     """Of each piece in parts of its own, each of which counts where its middle lies."""
     found: dict[str, npt.NDArray[np.uint32]] = {}
@@ -536,7 +535,7 @@ def _map_of_pieces(
         n_parts = min(int(n_blocks), MOST_PARTS)
         middles = first_block + (np.arange(n_parts) + 0.5) * (n_blocks / n_parts)
         into = (middles * (buckets / total_blocks)).astype(np.intp)
-        for node_id, counts in session.rpc.histogram(piece.region, which, n_parts).items():
+        for node_id, counts in rpc.histogram(piece.region, which, n_parts).items():
             here = found.setdefault(node_id, np.zeros(buckets, np.uint32))
             np.add.at(here, into, np.asarray(counts, np.uint32))
         first_block += n_blocks

@@ -6,6 +6,8 @@ import contextlib
 import logging
 import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +21,11 @@ from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import await_rpc
 from clamor_ray._session.named_sessions import SessionInfo, sessions
-from clamor_ray.cli.output import NotAskedError
+from clamor_ray.cli.output import NOT_CHECKED, NotAskedError
 
 AUTO: Final = "auto"
+STARTS_S: Final = 10.0  # that `ray.init` may take beyond the wait for an answer
+LEAST_DIGITS: Final = 4  # of an id, so that it is meant
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,37 @@ class OpenSession:
         return self.info.name or f"(job {self.info.scope})"
 
 
-def _knock(address: str | None, timeout_s: float) -> None:
+def _knock(address: str, timeout_s: float) -> None:
     """An OSError where nobody listens at the address. One in another form is Ray's to read."""
-    host, _, port = (address or os.environ.get("RAY_ADDRESS", "")).rpartition(":")
+    host, _, port = address.rpartition(":")
     if host and "/" not in host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+
+
+def _noted_address() -> str:
+    """The cluster that was started last on this machine, as Ray notes it; it may be gone."""
+    from ray._private import utils
+
+    read = getattr(utils, "read_ray_address", None)
+    return str((read and read()) or "")
+
+
+@contextlib.contextmanager
+def _watched(timeout_s: float) -> Iterator[None]:
+    """Ends the process where the block takes longer: `ray.init` has no time-out."""
+
+    def end() -> None:
+        sys.stderr.write(f"clamor: Ray did not answer within {timeout_s:g} s.\n")
+        sys.stderr.flush()
+        os._exit(NOT_CHECKED)
+
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager
@@ -61,11 +91,15 @@ def connected(address: str | None, timeout_s: float) -> Iterator[None]:
         NotAskedError: None is there.
     """
     logging.getLogger("ray").setLevel(logging.ERROR)
+    asked = address or os.environ.get("RAY_ADDRESS", "")
+    if asked == "local" or "://" in asked:
+        raise NotAskedError(f"The address is HOST:PORT of a cluster that runs, not {asked!r}.")
     try:
-        _knock(address, timeout_s)
-        ray.init(address=address or AUTO, log_to_driver=False, logging_level=logging.ERROR)
+        _knock(asked or _noted_address(), timeout_s)
+        with _watched(timeout_s + STARTS_S):
+            ray.init(address=asked or AUTO, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
-        where = address or "RAY_ADDRESS, or on this machine"
+        where = asked or "RAY_ADDRESS, or on this machine"
         raise NotAskedError(
             f"No Ray cluster answers at {where}: {cause_of(error)}. Give --address, or start one: "
             "ray start --head."
@@ -107,7 +141,9 @@ def open_sessions(wanted: str | None, timeout_s: float) -> list[OpenSession]:
     chosen = [
         info
         for info in known
-        if wanted is None or info.name == wanted or info.scope.startswith(wanted)
+        if wanted is None
+        or info.name == wanted
+        or (len(wanted) >= LEAST_DIGITS and info.scope.startswith(wanted))
     ]
     if wanted is not None and not chosen:
         there = ", ".join(info.name or info.scope for info in known) or "none"
@@ -151,7 +187,7 @@ def node_of(text: str) -> str:
         node["NodeID"]
         for node in alive
         if text in (node["NodeManagerHostname"], node["NodeManagerAddress"])
-        or node["NodeID"].startswith(text)
+        or (len(text) >= LEAST_DIGITS and node["NodeID"].startswith(text))
     ]
     if len(meant) == 1:
         return str(meant[0])

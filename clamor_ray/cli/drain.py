@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import click
@@ -15,13 +16,22 @@ from clamor_ray.cli.clusters import OpenSession, connected, node_of, open_sessio
 from clamor_ray.cli.output import WELL, WRONG, cluster_options, console, exits, say_json
 
 
-def _drained(session: OpenSession, node_id: str, left_s: float) -> dict[str, Any]:
+def _asked(session: OpenSession, ask: Callable[[OpenSession], dict[str, Any]]) -> dict[str, Any]:
+    """What one session says. What one cannot do is no reason to leave out another."""
     said: dict[str, Any] = {"name": session.info.name, "scope": session.info.scope, "error": ""}
+    if session.info.error:
+        return {**said, "error": session.info.error}
     try:
-        result = session.rpc.drain(node_id, left_s, timeout_s=left_s + ANSWER_S)
+        return {**said, **ask(session)}
+    except errors.SessionEndedError:
+        return {**said, "ended": True}
     except errors.ClamorError as error:
         return {**said, "error": str(error)}
-    return {**said, "moved": result.moved, "bytes": result.bytes, "seconds": result.seconds}
+
+
+def _drained(session: OpenSession, node_id: str, timeout_s: float) -> dict[str, Any]:
+    result = session.rpc.drain(node_id, timeout_s, timeout_s=timeout_s + ANSWER_S)
+    return {"moved": result.moved, "bytes": result.bytes, "seconds": result.seconds}
 
 
 @click.command("drain", short_help="Moves all variables off a node that is to go.")
@@ -44,27 +54,19 @@ def command(
 
     Exit status: 0, nothing is there any more; 1, some is there still; 2, it could not be asked.
     """
-    if (node is None) != this_node:
+    if (node is None) != this_node or node == "":
         raise click.UsageError("Give a NODE, or --this-node.")
-    began = time.monotonic()
+
+    def ask(session: OpenSession) -> dict[str, Any]:
+        if cancel:
+            return {"undone": session.rpc.cancel_drain(node_id)}
+        return _drained(session, node_id, timeout_s)
+
     with connected(address, timeout_s):
         node_id = node_of(node) if node else ray.get_runtime_context().get_node_id()
         sessions = open_sessions(session, timeout_s)
-        said: list[dict[str, Any]] = []
-        for each in sessions:
-            if cancel:
-                undone = each.rpc.cancel_drain(node_id)
-                said.append(
-                    {
-                        "name": each.info.name,
-                        "scope": each.info.scope,
-                        "error": "",
-                        "undone": undone,
-                    }
-                )
-            else:
-                left_s = max(0.0, timeout_s - (time.monotonic() - began))
-                said.append(_drained(each, node_id, left_s))
+        with ThreadPoolExecutor(max(1, len(sessions))) as pool:  # one that hangs delays no other
+            said = list(pool.map(lambda each: _asked(each, ask), sessions))
     if form == "json":
         say_json({"node_id": node_id, "sessions": said})
     else:
@@ -84,6 +86,8 @@ def _print(node_id: str, said: list[dict[str, Any]]) -> None:
         label = f"Session {each['name'] or each['scope']}"
         if each["error"]:
             out.print(f"{label}: {each['error']}", style="red")
+        elif "ended" in each:
+            out.print(f"{label} has ended.")
         elif "undone" in each:
             out.print(
                 f"{label}: {'the drain is undone' if each['undone'] else 'it was not drained'}."

@@ -149,7 +149,7 @@ def command(directory: Path, repair: bool, form: str) -> int:
         if form == "json":
             say_json({"directory": str(directory), "error": f"{cause_of(error)}."})
         else:
-            console.print(f"Not checked: {cause_of(error)}.")
+            click.echo(f"Not checked: {cause_of(error)}.", err=True)
         return NOT_CHECKED
     if form == "json":
         say_json(

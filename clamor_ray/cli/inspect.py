@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
 
 from clamor_ray._native.base import BLOCK_BYTES
 from clamor_ray._objects.layout import format_bytes
-from clamor_ray._observe.stats import from_report
-from clamor_ray._session.variables import VariableInfo, listed
+from clamor_ray._observe.stats import from_report, map_of_pieces
+from clamor_ray._protocol.messages import INLINE_BASE
+from clamor_ray._session.variables import VariableInfo, _at, listed
 from clamor_ray.cli.clusters import OpenSession, connected, one_session
 from clamor_ray.cli.output import (
     WELL,
+    WRONG,
     NotAskedError,
     cluster_options,
     console,
@@ -62,12 +65,21 @@ def shade(counts: list[int], blocks_of_bucket: float) -> str:
 
 def inspection(session: OpenSession, wanted: str) -> dict[str, Any]:
     """All that `clamor inspect` says, for JSON."""
-    info = variable_of(listed(session.rpc.variables()), wanted)
+    records = session.rpc.variables()
+    info = variable_of(listed(records), wanted)
     stats = from_report(session.rpc.stats())
-    maps = session.rpc.histogram(info.region, PRESENT, BUCKETS) if info.nodes else {}
+    # Page servers know the pieces of one that is spread: its reference says which those are.
+    named = [each for each in records if each.region == info.region]
+    refs = [_at(each.packed, each.latest) for each in named if each.packed is not None]
+    pieces = refs[0]._piece_versions() if refs else ()
+    maps: Mapping[str, Any] = {}
+    if info.nodes and pieces:
+        maps = map_of_pieces(session.rpc, pieces, PRESENT, BUCKETS)
+    elif info.nodes:
+        maps = session.rpc.histogram(info.region, PRESENT, BUCKETS)
     nodes = []
     for node in stats.nodes:
-        of_region = node.region(info.region)
+        of_region = node.region(refs[0] if refs else info.region)
         if of_region is None:
             continue
         nodes.append(
@@ -83,7 +95,7 @@ def inspection(session: OpenSession, wanted: str) -> dict[str, Any]:
                 "touched_blocks": of_region.touched_blocks,
                 "home_bytes": of_region.home_bytes,
                 "disk_bytes": of_region.disk_bytes,
-                "block_map": list(maps.get(node.node_id, [])),
+                "block_map": [int(n) for n in maps.get(node.node_id, ())],
             }
         )
     return {
@@ -96,6 +108,8 @@ def inspection(session: OpenSession, wanted: str) -> dict[str, Any]:
         "version": info.version,
         "homes": list(info.nodes),
         "nodes": nodes,
+        "is_spread": bool(pieces),
+        "lost": stats.lost.get(info.region, ""),
     }
 
 
@@ -106,13 +120,14 @@ def _print(said: dict[str, Any]) -> None:
         f"{name}: {said['kind'] or 'no type is known'}, {format_bytes(said['nbytes'])}",
         style="bold",
     )
-    homes = (
-        ", ".join(node[:ID_DIGITS] for node in said["homes"])
-        or "none: it travels in its references"
-    )
+    none = "it travels in its references" if said["id"] >= INLINE_BASE else "none answers"
+    homes = ", ".join(node[:ID_DIGITS] for node in said["homes"]) or none
     out.print(f"id {said['id']}, version {said['version']}, homes: {homes}")
+    if said["lost"]:
+        out.print(f"Wrong: {said['lost']}", style="red")
     if not said["nodes"]:
         return
+    whole = not said["is_spread"]
     bucket = max(1.0, said["nbytes"] / BLOCK_BYTES / BUCKETS)
     rows = [
         (
@@ -123,7 +138,7 @@ def _print(said: dict[str, Any]) -> None:
             else str(each["version"]),
             str(each["mappings"]),
             f"{each['touched_blocks']:,}",
-            "all of it" if each["is_home"] else shade(each["block_map"], bucket),
+            "all of it" if each["is_home"] and whole else shade(each["block_map"], bucket),
         )
         for each in said["nodes"]
     ]
@@ -140,7 +155,7 @@ def command(
 ) -> int:
     """Shows VARIABLE, a name or an id: its type, versions, homes, and which node has which blocks.
 
-    Exit status: 0; 2, there is no such variable, or it could not be asked.
+    Exit status: 0; 1, it is lost, or lacks blocks; 2, it is not there, or could not be asked.
     """
     with connected(address, timeout_s):
         said = inspection(one_session(session, timeout_s), variable)
@@ -148,4 +163,4 @@ def command(
         say_json(said)
     else:
         _print(said)
-    return WELL
+    return WRONG if said["lost"] else WELL

@@ -6,9 +6,15 @@ A command is imported when it is called: `clamor fsck` needs no Ray.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Final
 
-import click
+try:
+    import click
+    import rich  # noqa: F401
+except ImportError as missing:
+    sys.stderr.write(f"clamor: {missing.name} is not here: pip install 'clamor-ray[cli]'\n")
+    sys.exit(2)
 
 from clamor_ray._version import __version__
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -56,6 +57,12 @@ def table(
     return made
 
 
+def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
+    if math.isnan(value):
+        raise click.BadParameter("a number of seconds")
+    return value
+
+
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--address, --session, --timeout and --format, for a command that asks a cluster."""
     for option in (
@@ -65,7 +72,8 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--timeout",
             "timeout_s",
-            type=click.FloatRange(0.1),
+            type=click.FloatRange(0.1, 86_400.0),
+            callback=_finite,
             default=30.0,
             show_default=True,
             metavar="SECONDS",
@@ -90,7 +98,7 @@ def exits(command: Callable[..., int]) -> Callable[..., None]:
         except errors.ClamorError as error:
             click.echo(f"clamor: {error}", err=True)
             code = NOT_CHECKED
-        except NotAskedError as error:
+        except (NotAskedError, OSError) as error:
             click.echo(f"clamor: {error}", err=True)
             code = NOT_CHECKED
         sys.exit(code)

@@ -10,6 +10,7 @@ import click
 from clamor_ray import errors
 from clamor_ray._objects.layout import format_bytes
 from clamor_ray._observe.stats import NodeStats, Stats, from_report
+from clamor_ray._protocol.messages import INLINE_BASE
 from clamor_ray._session.variables import VariableInfo, listed
 from clamor_ray.cli.clusters import OpenSession, connected, open_sessions
 from clamor_ray.cli.output import (
@@ -114,6 +115,12 @@ def _of_budget(used: int, budget: int) -> str:
     return f"{format_bytes(used)} of {format_bytes(budget)}" if budget else format_bytes(used)
 
 
+def _without_home(variable: dict[str, Any]) -> str:
+    if variable["id"] >= INLINE_BASE:
+        return "inline"
+    return "lost" if variable["is_lost"] else "none answers"
+
+
 def _print(said: dict[str, Any]) -> None:
     out = console()
     name = said["name"] or "of a driver, without a name"
@@ -125,7 +132,13 @@ def _print(said: dict[str, Any]) -> None:
             format_bytes(each["nbytes"]),
             str(each["version"]),
             ", ".join(node[:ID_DIGITS] for node in each["homes"])
-            or ("lost" if each["is_lost"] else "inline"),
+            or (
+                "inline"
+                if each["id"] >= INLINE_BASE
+                else "lost"
+                if each["is_lost"]
+                else "none answers"
+            ),
             each["kind"],
         )
         for each in said["variables"]

@@ -49,6 +49,10 @@ def first_block(array: Any) -> int:
     return int(array[3])
 
 
+def sum_of(array: Any) -> int:
+    return int(array.sum())
+
+
 def put_there() -> Any:
     return clamor.put(np.ones(N), name="elsewhere")
 
@@ -177,3 +181,19 @@ def test_what_is_lost_is_said(lab: LocalCluster, session: clamor.GlobalRef[Any])
         assert time.monotonic() < deadline, done.stdout + done.stderr
         time.sleep(0.5)
     assert "Wrong: " in done.stdout
+    said = run(lab, "inspect", "elsewhere", status=1).stdout
+    assert "homes: none answers" in said
+    assert "Wrong: " in said
+
+
+def test_one_that_is_spread(lab: LocalCluster, session: clamor.GlobalRef[Any]) -> None:
+    import ray
+
+    ref = clamor.put(np.arange(4 * N), name="spread", home="spread")
+    assert ray.get(there(lab, sum_of).remote(ref), timeout=RUN_S) == sum_of(ref.get())
+    said = json.loads(run(lab, "inspect", "spread", "--format", "json").stdout)
+    assert said["is_spread"]
+    homes = {node["node_id"] for node in said["nodes"] if node["is_home"]}
+    assert homes == set(said["homes"])
+    assert homes <= set(lab.node_ids)
+    assert sum(sum(node["block_map"]) for node in said["nodes"]) > 0  # one of both had it fetched

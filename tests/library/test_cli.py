@@ -73,7 +73,14 @@ def test_each_command_has_help_and_a_wrong_one_is_named() -> None:
         assert name in said.output
         assert "Exit status" in run(main, [name, "--help"]).output
     assert run(main, ["nothing"]).exit_code == 2
-    assert run(main, ["status", "--timeout", "0"]).exit_code == 2
+    for timeout in ("0", "inf", "nan", "x"):
+        assert run(main, ["status", "--timeout", timeout]).exit_code == 2
+    assert run(main, ["drain", ""]).exit_code == 2
+    assert run(main, ["drain", "x", "--this-node"]).exit_code == 2
+    for address in ("local", "ray://127.0.0.1:10001"):
+        said = run(main, ["status", "--address", address])
+        assert said.exit_code == 2
+        assert "HOST:PORT of a cluster that runs" in said.output
 
 
 def test_fsck_says_json(tmp_path: Path) -> None:

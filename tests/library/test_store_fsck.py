@@ -198,7 +198,7 @@ def test_the_command(
     with pytest.raises(SystemExit) as caught:
         fsck.main([str(root)])
     assert caught.value.code == code
-    out = capsys.readouterr().out
+    out = "".join(capsys.readouterr())
     expected = {"": "all is well", "damage": "Wrong: ", "open": "is open in process"}
     assert expected.get(problem, "Not checked") in out
     if opened is not None:

@@ -170,7 +170,7 @@ struct pc__region {
     struct pc__readahead *pages;       /* how much a fault fetches, once there was one; or NULL */
     struct pc__link generations;
     uint64_t mappings;
-    bool in_file;                  /* blocks that no commit has written are in a file (PC_MEDIUM_FILE) */
+    _Atomic bool in_file;          /* blocks that no commit has written are in a file (PC_MEDIUM_FILE) */
     struct pc__file_trips *file_trips; /* what reads of that have taken (file_reads.c), or NULL */
     _Atomic uint64_t reads;        /* opens, and requests of other servers for its blocks or rows */
     _Atomic uint64_t read_ns;      /* when the last of them was; 0: there was none */
