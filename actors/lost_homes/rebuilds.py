@@ -242,15 +242,6 @@ class Rebuilds:
         found = self._losses.of(region)
         return found.error(self._log.label(region)) if found is not None else None
 
-    def all_lost(self) -> dict[int, str]:
-        """Why, by variable, of all that are lost, or away, or lack blocks; of one that is spread,
-        of the first piece that is."""
-        found: dict[int, str] = {}
-        for record in self._core.ready_regions():
-            if (why := self.why_lost(record.region)) is not None:
-                found.setdefault(self._core.whole_of(record.region), why.message)
-        return found
-
     def lost_blocks(self, region: int) -> LostBlocks | None:
         """Which blocks of its newest version are lost, if any are. All of it: see ``verdict``."""
         return self._losses.of(region)

@@ -499,7 +499,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
                 dropped=self._servers.n_dropped,
             ),
             degraded=self._rebuilds.n_degraded(),
-            lost=self._rebuilds.all_lost(),
+            lost=self._versions.all_lost(self._core.ready_regions()),
         )
 
     # -- regions

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from pyroaring import BitMap
 
 from clamor_ray import errors
 from clamor_ray._native.pieced_client import loss_of_pieces
-from clamor_ray._protocol.messages import CommitRequest, Committed, Latest
+from clamor_ray._protocol.messages import CommitRequest, Committed, Latest, RegionRecord
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.journal import Journal
@@ -96,6 +96,12 @@ class Versions:
             return verdict
         blocks = self.lost_blocks(region)
         return blocks.error(self._log.label(region)) if blocks is not None else None
+
+    def all_lost(self, records: Iterable[RegionRecord]) -> dict[int, str]:
+        """Why, of each variable among these regions that is lost, or away, or lacks blocks."""
+        variables = [each.region for each in records if not each.piece_of]
+        found = {region: self.why_lost(region) for region in variables}
+        return {region: why.message for region, why in found.items() if why is not None}
 
     def lost_blocks(self, region: int) -> LostBlocks | None:
         """Which blocks of its newest version are lost, if any are. Where all of it is, ``why_lost``

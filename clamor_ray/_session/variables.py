@@ -52,10 +52,10 @@ def _found(session: Session, name: str) -> GlobalRef[Any] | None:
     if found is None:
         return None
     packed, latest, anchor = found
-    return _at(packed, latest, (Anchor(anchor),))
+    return ref_at(packed, latest, (Anchor(anchor),))
 
 
-def _at(packed: bytes, latest: Latest, held_by: Anchors | None = None) -> GlobalRef[Any]:
+def ref_at(packed: bytes, latest: Latest, held_by: Anchors | None = None) -> GlobalRef[Any]:
     ref = GlobalRef._unpacked(packed, held_by)
     ref._move(ref._state_of(latest))
     return ref
@@ -178,7 +178,7 @@ def listed(records: Iterable[VariableRecord]) -> list[VariableInfo]:
     for record in records:
         kind, nbytes = "", record.length_bytes
         if record.packed is not None:
-            ref = _at(record.packed, record.latest)
+            ref = ref_at(record.packed, record.latest)
             kind, nbytes = str(ref._plan.kind), ref.nbytes
         for name in record.names or (None,):
             found.append(

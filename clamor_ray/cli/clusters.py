@@ -21,7 +21,7 @@ from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import await_rpc
 from clamor_ray._session.named_sessions import SessionInfo, sessions
-from clamor_ray.cli.output import NOT_CHECKED, NotAskedError
+from clamor_ray.cli.output import ID_DIGITS, NOT_CHECKED, NotAskedError
 
 AUTO: Final = "auto"
 STARTS_S: Final = 10.0  # that `ray.init` may take beyond the wait for an answer
@@ -39,11 +39,6 @@ class OpenSession:
 
     info: SessionInfo
     rpc: RegistryClient
-
-    @property
-    def label(self) -> str:
-        """What people call it."""
-        return self.info.name or f"(job {self.info.scope})"
 
 
 def _knock(address: str, timeout_s: float) -> None:
@@ -192,5 +187,5 @@ def node_of(text: str) -> str:
     if len(meant) == 1:
         return str(meant[0])
     of = f"{len(meant)} living nodes are" if meant else "No living node is"
-    ids = ", ".join(node["NodeID"][:12] for node in alive)
+    ids = ", ".join(node["NodeID"][:ID_DIGITS] for node in alive)
     raise errors.NoSuchNodeError(f"{of} meant by {text!r}.", hint=f"The nodes: {ids}.")

@@ -13,7 +13,7 @@ from clamor_ray import errors
 from clamor_ray._objects.layout import format_bytes
 from clamor_ray._session.drain import ANSWER_S
 from clamor_ray.cli.clusters import OpenSession, connected, node_of, open_sessions
-from clamor_ray.cli.output import WELL, WRONG, cluster_options, console, exits, say_json
+from clamor_ray.cli.output import ID_DIGITS, WELL, WRONG, cluster_options, console, exits, say_json
 
 
 def _asked(session: OpenSession, ask: Callable[[OpenSession], dict[str, Any]]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _counted(n: int) -> str:
 def _print(node_id: str, said: list[dict[str, Any]]) -> None:
     out = console()
     if not said:
-        out.print(f"Node {node_id[:12]} has nothing: there is no session.")
+        out.print(f"Node {node_id[:ID_DIGITS]} has nothing: there is no session.")
     for each in said:
         label = f"Session {each['name'] or each['scope']}"
         if each["error"]:

@@ -11,9 +11,10 @@ from clamor_ray._native.base import BLOCK_BYTES
 from clamor_ray._objects.layout import format_bytes
 from clamor_ray._observe.stats import from_report, map_of_pieces
 from clamor_ray._protocol.messages import INLINE_BASE
-from clamor_ray._session.variables import VariableInfo, _at, listed
+from clamor_ray._session.variables import VariableInfo, listed, ref_at
 from clamor_ray.cli.clusters import OpenSession, connected, one_session
 from clamor_ray.cli.output import (
+    ID_DIGITS,
     WELL,
     WRONG,
     NotAskedError,
@@ -26,7 +27,6 @@ from clamor_ray.cli.output import (
 
 BUCKETS: Final = 64
 SHADES: Final = " ░▒▓█"
-ID_DIGITS: Final = 12
 PRESENT: Final = 0  # enum pc_block_set
 
 
@@ -70,7 +70,7 @@ def inspection(session: OpenSession, wanted: str) -> dict[str, Any]:
     stats = from_report(session.rpc.stats())
     # Page servers know the pieces of one that is spread: its reference says which those are.
     named = [each for each in records if each.region == info.region]
-    refs = [_at(each.packed, each.latest) for each in named if each.packed is not None]
+    refs = [ref_at(each.packed, each.latest) for each in named if each.packed is not None]
     pieces = refs[0]._piece_versions() if refs else ()
     maps: Mapping[str, Any] = {}
     if info.nodes and pieces:

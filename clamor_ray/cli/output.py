@@ -24,6 +24,7 @@ class NotAskedError(Exception):
     """What was asked for is not there: the text says what is, and what to do."""
 
 
+ID_DIGITS: Final = 12  # of a node's id: so many name it
 FORMATS: Final = ("text", "json")
 
 

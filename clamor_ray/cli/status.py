@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -14,6 +14,7 @@ from clamor_ray._protocol.messages import INLINE_BASE
 from clamor_ray._session.variables import VariableInfo, listed
 from clamor_ray.cli.clusters import OpenSession, connected, open_sessions
 from clamor_ray.cli.output import (
+    ID_DIGITS,
     WELL,
     WRONG,
     cluster_options,
@@ -22,8 +23,6 @@ from clamor_ray.cli.output import (
     say_json,
     table,
 )
-
-ID_DIGITS: Final = 12  # of a node's id: as many as Ray prints
 
 
 def troubles(stats: Stats) -> list[str]:
