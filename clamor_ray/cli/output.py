@@ -96,11 +96,11 @@ def exits(command: Callable[..., int]) -> Callable[..., None]:
     def run(*args: Any, **options: Any) -> None:
         try:
             code = command(*args, **options)
-        except errors.ClamorError as error:
+        except (errors.ClamorError, NotAskedError) as error:
             click.echo(f"clamor: {error}", err=True)
             code = NOT_CHECKED
-        except (NotAskedError, OSError) as error:
-            click.echo(f"clamor: {error}", err=True)
+        except OSError as error:
+            click.echo(f"clamor: {type(error).__name__}: {error}", err=True)
             code = NOT_CHECKED
         sys.exit(code)
 
