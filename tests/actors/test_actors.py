@@ -31,6 +31,7 @@ from clamor_ray._session.session import Session as ProcessSession
 from clamor_ray._version import __version__
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster
+from tests.support.processes import stop
 from tests.support.session_rig import Session, Sessions, keepers, running_session
 
 pytestmark = pytest.mark.lab
@@ -127,7 +128,7 @@ def test_a_share_that_was_given_up_leaves_nothing(session: Session, lab: LocalCl
     session("share", [reference], lab.node_ids[0], 1)
     session("give_up_share", 1)
     server = session.of_server(0, "ping")
-    os.kill(server, signal.SIGSTOP)
+    stop(server)
     try:
         asked = session.registry.share.remote([reference], lab.node_ids[0], 2)
         session("give_up_share", 2)

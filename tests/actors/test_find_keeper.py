@@ -25,6 +25,7 @@ from clamor_ray.actors.page_server.keepers import find_keeper
 from clamor_ray.actors.page_server.page_server import PageServer
 from clamor_ray.actors.page_server.rebuilt_homes import layer_error
 from clamor_ray.actors.process import keeper_process, socket_directory
+from tests.support.processes import stop
 
 START_S = 20.0
 ORPHAN_S = 0.5
@@ -64,7 +65,7 @@ def test_one_that_is_stopped_is_not_gone(
 ) -> None:
     name, pid = keeper
     monkeypatch.setattr(keepers, "CONNECT_S", 0.3)
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         _fill_queue(name)
         with pytest.raises(errors.WaitTimeoutError, match="takes no connection"):

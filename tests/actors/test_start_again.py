@@ -32,6 +32,7 @@ from tests.conftest import ANSWER_S, until
 from tests.support.claims_table import ListTable
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
+from tests.support.processes import stop
 from tests.support.session_rig import keepers
 
 SLOW_S = 13.0  # more than one call to the registry once had
@@ -76,7 +77,7 @@ def registry_pid() -> int:
 def test_the_registry_is_slow_while_a_page_server_starts(cluster: LocalCluster) -> None:
     (ref,) = ray.get(on_node_1(put_there).remote(1, 1 << 20), timeout=ANSWER_S)
     home, registry = cluster.page_server_pid(1), registry_pid()
-    os.kill(registry, signal.SIGSTOP)
+    stop(registry)
     try:
         os.kill(home, signal.SIGKILL)
         time.sleep(SLOW_S)  # the trouble itself
@@ -225,7 +226,7 @@ def test_a_page_server_and_its_keeper_die_together(cluster: LocalCluster) -> Non
     for _ in range(2):
         home, keeper = cluster.page_server_pid(1, ANSWER_S), keeper_of_node_1(cluster)
         assert keeper is not None
-        os.kill(home, signal.SIGSTOP)  # so that it starts no other
+        stop(home)  # so that it starts no other
         os.kill(keeper, signal.SIGKILL)
         os.kill(home, signal.SIGKILL)
         until(lambda home=home: cluster.page_server_pid(1, ANSWER_S) != home)
@@ -266,7 +267,7 @@ def test_a_region_in_advance_is_not_put_at_a_home_that_is_lost(cluster: LocalClu
         clamor.free(ref)
     home, keeper = cluster.page_server_pid(1, ANSWER_S), keeper_of_node_1(cluster)
     assert keeper is not None
-    os.kill(home, signal.SIGSTOP)  # so that it starts no other
+    stop(home)  # so that it starts no other
     os.kill(keeper, signal.SIGKILL)
     os.kill(home, signal.SIGKILL)
     until(lambda: cluster.page_server_pid(1, ANSWER_S) != home)
@@ -293,7 +294,7 @@ def test_commits_go_on_while_a_keeper_is_stopped(cluster: LocalCluster) -> None:
 
     keeper = keeper_of_node_1(cluster)
     assert keeper is not None
-    os.kill(keeper, signal.SIGSTOP)
+    stop(keeper)
     begun_s = time.monotonic()
     n = 0
     try:

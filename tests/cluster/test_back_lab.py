@@ -19,6 +19,7 @@ from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab, worker_logs
 from tests.support.lab.cluster import node_resource
 from tests.support.lab.troubles import keeper_pids
+from tests.support.processes import stop
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
@@ -71,7 +72,7 @@ def test_a_page_server_that_is_back_drops_its_old_homes(lab: LocalCluster) -> No
     raylet, *others = below
     (keeper,) = keeper_pids(lab, 1)
     for pid in {*below, keeper}:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
     try:
         until(lambda: lab.node_ids[1] not in alive_nodes(), TASK_S)
         with clamor.update(refs[0]) as array:

@@ -27,6 +27,7 @@ from tests.conftest import ANSWER_S, until
 from tests.support.backups import data_files, drop_all, manifest_of, new_session
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.troubles import server_pid
+from tests.support.processes import stop
 
 pytestmark = pytest.mark.lab
 
@@ -547,7 +548,7 @@ def test_killed_in_the_midst(three: LocalCluster, tmp_path: Path) -> None:
             assert process.poll() is None
             assert time.monotonic() < deadline_s
             time.sleep(0.005)
-        process.send_signal(signal.SIGSTOP)
+        stop(process.pid)
         # Nobody else writes meanwhile.
         with pytest.raises(errors.BackupInUseError, match=f"Process {process.pid} of"):
             clamor.checkpoint(tmp_path)

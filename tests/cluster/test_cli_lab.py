@@ -17,6 +17,7 @@ import pytest
 import clamor_ray as clamor
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
+from tests.support.processes import stop
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
@@ -150,7 +151,7 @@ def test_a_registry_that_hangs_is_said_and_ends_the_wait(
     from clamor_ray._session import process_sessions
 
     pid = process_sessions.current().rpc.ping()
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         said = run(lab, "status", "--timeout", "5", status=1).stdout
     finally:

@@ -22,6 +22,7 @@ from clamor_ray._session import process_sessions
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, netns_cluster, require_lab
 from tests.support.lab.cluster import RAY_HEALTH_CHECK_PERIOD_MS, node_resource
+from tests.support.processes import stop
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
@@ -107,7 +108,7 @@ def test_a_dead_node_is_found_before_ray_calls_it_dead(lab: LocalCluster, asked:
 @contextlib.contextmanager
 def stopped(pids: list[int]) -> Iterator[None]:
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
     try:
         yield
     finally:

@@ -29,6 +29,7 @@ from clamor_ray import errors
 from clamor_ray._protocol import names
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
+from tests.support.processes import stop
 
 pytestmark = pytest.mark.lab
 
@@ -146,7 +147,7 @@ def test_a_page_server_dies(moment: str, lab: LocalCluster) -> None:
     (info,) = (n.info for n in clamor.stats().nodes if n.node_id == lab.node_ids[1])
     processes = [stopped_process(info.socket_name, trap, ref) for trap in ("uffd", "sigsegv")]
     sleeps = reader if moment.startswith("before") else home
-    os.kill(sleeps, signal.SIGSTOP)
+    stop(sleeps)
     try:
         for process in processes:
             assert process.stdin is not None

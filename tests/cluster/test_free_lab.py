@@ -20,6 +20,7 @@ from clamor_ray._session import process_sessions
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab, troubles
 from tests.support.lab.cluster import node_resource
+from tests.support.processes import stop
 
 pytestmark = pytest.mark.lab
 
@@ -169,7 +170,7 @@ def test_a_stopped_reader_delays_a_free_for_a_short_time(nodes: LocalCluster) ->
     for i, ref in enumerate(refs):
         assert ask(there.last.remote([ref])) == i
     stopped = nodes.page_server_pid(1)
-    os.kill(stopped, signal.SIGSTOP)
+    stop(stopped)
     try:
         began_s = time.monotonic()
         free(refs[0])

@@ -16,6 +16,7 @@ import clamor_ray as clamor
 from clamor_ray import errors
 from tests.conftest import ANSWER_S, ClamorCluster, until
 from tests.support.lab.cluster import node_resource
+from tests.support.processes import stop
 
 pytestmark = pytest.mark.lab
 
@@ -216,7 +217,7 @@ def test_the_loop_of_an_actor_goes_on(clamor_cluster: ClamorCluster, ref: Any, m
     arguments = ([ref], ids) if method == "rows" else ([ref],)
     ray.get(actor.rows.remote([ref], [0]), timeout=ANSWER_S)  # attached, and the stream is there
     home = clamor_cluster.lab.page_server_pid(0)
-    os.kill(home, signal.SIGSTOP)  # its engine's threads, too: nothing is answered
+    stop(home)  # its engine's threads, too: nothing is answered
     try:
         answer = getattr(actor, method).remote(*arguments)
         gave_up = actor.gives_up.remote([ref], ids)

@@ -26,6 +26,7 @@ from clamor_ray._protocol import names
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
+from tests.support.processes import stop
 from tests.support.session_rig import keepers
 
 NOBODY = 65534
@@ -150,7 +151,7 @@ def test_what_killed_processes_leave_goes_with_the_session(
         for pid in keepers(session.scope)
         if home.socket_name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
-    os.kill(home.pid, signal.SIGSTOP)  # so that it starts no other
+    stop(home.pid)  # so that it starts no other
     os.kill(keeper, signal.SIGKILL)
     os.kill(home.pid, signal.SIGKILL)
     until(lambda: cluster.page_server_pid(1, ANSWER_S) != home.pid)

@@ -26,6 +26,7 @@ from tests.support import driver_script
 from tests.support.driver_script import ROOT
 from tests.support.lab import LocalCluster, local_cluster
 from tests.support.lab.cluster import node_resource
+from tests.support.processes import stop
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
@@ -425,7 +426,7 @@ def test_a_session_that_hangs_can_be_ended(
     registry = ray.get_actor("session-kept", namespace="clamor")
     pid = ray.get(registry.ping.remote(), timeout=ANSWER_S)
     monkeypatch.setenv("CLAMOR_CONTROL_TIMEOUT_S", "2")
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         clamor.shutdown(session=NAME)
         until(lambda: not of_scope(kept), ANSWER_S)

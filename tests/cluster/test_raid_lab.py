@@ -21,6 +21,7 @@ from tests.cluster.test_moves_lab import on
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.pieces import homes_of_pieces, lost_with
+from tests.support.processes import stop
 
 pytestmark = [
     pytest.mark.lab,
@@ -179,7 +180,7 @@ def test_two_nodes_are_lost_at_once(lab: LocalCluster, victim: int) -> None:
     lost = BitMap(lost_with(lab, ref, {victim, second}) - there)
     assert 0 < len(lost) < -(-ref.nbytes // 4096)
     for node in (victim, second):  # else the first one's may be made again before the second goes
-        os.kill(lab.page_server_pid(node), signal.SIGSTOP)
+        stop(lab.page_server_pid(node))
     lab.kill_node(victim)
     lab.kill_node(second)
     assert np.array_equal(on(1, read_all, copies), content)

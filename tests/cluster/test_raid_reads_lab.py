@@ -20,6 +20,7 @@ from tests.library.test_fork import fork_and_read
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
 from tests.support.lab.pieces import blocks_of_piece, homes_of_pieces
+from tests.support.processes import stop
 
 pytestmark = pytest.mark.lab
 
@@ -64,7 +65,7 @@ def reader(node: int, ref: Any) -> Iterator[Callable[[list[int]], list[int]]]:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         yield
         assert is_stopped(pid)
@@ -137,7 +138,7 @@ def test_what_is_read_of_a_lost_home_before_it_is_made_again(lab: LocalCluster, 
     before, late, after = rows[:N_BEFORE], rows[N_BEFORE], rows[N_BEFORE + 1 :][:N_AFTER]
     with reader(reader_node, ref) as values:
         assert values(before) == [int(content[row]) for row in before]
-        os.kill(lab.page_server_pid(victim), signal.SIGSTOP)
+        stop(lab.page_server_pid(victim))
         assert values([late]) == [int(content[late])]
         with stopped(process_sessions.current().rpc.ping()):
             lab.kill_node(victim)

@@ -25,6 +25,7 @@ from tests.cluster.test_moves_lab import DRAIN_S, N_ROWS, TASK_S, WORDS, History
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
+from tests.support.processes import stop
 
 pytestmark = pytest.mark.lab
 
@@ -93,7 +94,7 @@ class Trouble(threading.Thread):
     def _strike(self, victim: int) -> None:
         pid = self.lab.page_server_pid(victim, 5.0)
         if (self.n_killed + self.n_stopped) % 3 == 1:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
             try:
                 self.over.wait(STOPPED_S)
             finally:

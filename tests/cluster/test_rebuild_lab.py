@@ -19,6 +19,7 @@ from clamor_ray import errors
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
+from tests.support.processes import stop
 
 pytestmark = [
     pytest.mark.lab,
@@ -465,7 +466,7 @@ def test_a_commit_waits_for_the_new_home(lab: LocalCluster, node: int) -> None:
     first[7] = expected[7] = 70
     second[8] = others[8] = 80
     stopped = lab.page_server_pid(1)
-    os.kill(stopped, signal.SIGSTOP)
+    stop(stopped)
     try:
         with futures.ThreadPoolExecutor(1) as pool:
             committing = pool.submit(transaction.commit)

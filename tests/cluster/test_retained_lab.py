@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +12,7 @@ import clamor_ray as clamor
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import OBJECT_STORE_BYTES, node_resource
+from tests.support.processes import stop
 
 pytestmark = pytest.mark.lab
 
@@ -58,7 +57,7 @@ def test_an_answered_commit_outlives_its_home(lab: LocalCluster, node: int) -> N
     home_pid = lab.page_server_pid(node)
     with clamor.update(ref) as array:
         array[...] = expected
-    os.kill(home_pid, signal.SIGSTOP)  # before the registry tells it what the commit became
+    stop(home_pid)  # before the registry tells it what the commit became
     lab.kill_node(node)
     clamor.prefetch(ref.refresh())  # which raises where blocks are lost; a touch ends the process
     got = ref.get()

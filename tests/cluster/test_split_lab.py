@@ -24,6 +24,7 @@ from clamor_ray.collection.plan.pins import Pins
 from clamor_ray.collection.run import mergers, split
 from tests.conftest import ClamorCluster, until
 from tests.support import driver_script
+from tests.support.processes import stop
 
 pytestmark = pytest.mark.usefixtures("clamor_cluster")
 
@@ -496,7 +497,7 @@ def test_an_actor_that_hangs_is_replaced(
     monkeypatch.setattr(split, "PING_S", 2.0)
     victim = mergers_nodes()[1]
     before = pids(actors)[victim]
-    os.kill(before, signal.SIGSTOP)
+    stop(before)
     try:
         made = rows(8, 8).split_aggregate(np.zeros(4), add, part, np.add, np.concatenate)
     finally:

@@ -18,6 +18,7 @@ import clamor_ray as clamor
 from clamor_ray import errors
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
+from tests.support.processes import stop
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
@@ -96,7 +97,7 @@ def test_reads_and_commits_name_it_and_the_cause(lab: LocalCluster) -> None:
     with_array = transaction.__enter__()
     with_array[::4096] = 7
     array, rows = read.get(), gathered.get()
-    os.kill(home.pid, signal.SIGSTOP)
+    stop(home.pid)
     try:
         reading = Attempt(lambda: clamor.prefetch(array))
         committing = Attempt(lambda: transaction.__exit__(None, None, None))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 
 from tests.support import stored
 from tests.support.lab import LocalCluster, require_lab, troubles
+from tests.support.processes import end, stop
 from tests.support.store_openings import opening
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
@@ -51,9 +50,8 @@ def test_processes_of_a_session_are_killed(three: tuple[LocalCluster, list[int]]
     steps[0] += 1
     before = stored.places()
     pids = KILLED[who](lab)
-    for how in (signal.SIGSTOP, signal.SIGKILL):  # none gives another one what it has
-        for pid in pids:
-            os.kill(pid, how)
+    stop(*pids)  # none gives another one what it has
+    end(pids)
     stored.check(steps[0], 3)
     stored.change(steps[0] + 1, 3)
     steps[0] += 1

@@ -428,7 +428,7 @@ def test_a_storm_of_nodes_without_memory(lab: LocalCluster, tmp_path: Path, seco
     so no task of any node fails for good."""
     rng = random.Random(SEED + 5)
     refs = begin(tmp_path)
-    trouble = troubles.both(lab, rng, N_NODES - 1)
+    trouble = troubles.both(lab, N_NODES - 1)
     did, done, failed = storm([(refs, tmp_path)], rng, trouble, seconds, 8.0, Least(1, 1, 11))
     assert failed == []
     counts = finish(refs, tmp_path, rng, seconds)
@@ -512,7 +512,7 @@ def test_a_storm_of_lost_homes(lab: LocalCluster, tmp_path: Path, seconds: float
     rng = random.Random(SEED + 7)
     refs = begin(tmp_path)
     node = N_NODES - 1
-    both = troubles.both(lab, rng, node)
+    both = troubles.both(lab, node)
 
     def strikes() -> Iterator[str]:
         while True:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -161,7 +160,7 @@ def test_the_secret_is_nowhere(lab: LocalCluster) -> None:
     until(lambda: troubles.keeper_pids(lab, 0) not in ([], [keeper]))
     kept = clamor.put(np.arange(ITEMS))  # its seal waits until the new keeper has everything
     clamor.prefetch([ref._latest().get() for ref in refs])
-    next(troubles.both(lab, random.Random(0), 1))  # and now a rebuild
+    next(troubles.both(lab, 1))  # and now a rebuild
     assert ray.get(there(change_there).remote(refs), timeout=ANSWER_S) == [10, 3]
     assert process_sessions.current().rpc.secret() == secret
 

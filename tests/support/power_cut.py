@@ -20,7 +20,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
 import struct
 import subprocess
 import time
@@ -29,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.lab.availability import missing
+from tests.support.processes import end, stop
 
 # include/uapi/linux/ext4.h: _IOR('X', 125, __u32), and the way that writes nothing of its journal.
 EXT4_IOC_SHUTDOWN = 0x8004587D
@@ -36,7 +36,6 @@ NO_LOG_FLUSH = 2
 # By itself ext4 commits its journal every 5 s, synced or not: a test would seldom lose anything.
 JOURNAL_S = 300
 COMMAND_S = 60.0
-STOPPED_S = 10.0
 UNUSED_S = 30.0  # so long a file system may be in use that nobody should use any more
 TOOLS = ("losetup", "mkfs.ext4", "mount", "umount")
 
@@ -57,42 +56,6 @@ def _command(*words: str) -> str:
     if done.returncode != 0:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout.strip()
-
-
-def stop(pids: Iterable[int]) -> None:
-    """SIGSTOP; returns when none of their threads runs any more, but for what the kernel does."""
-    stopping = set(pids)
-    for pid in stopping:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + STOPPED_S
-    while stopping := {pid for pid in stopping if set(_states(pid)) & set("RS")}:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {sorted(stopping)} run {STOPPED_S:g} s after SIGSTOP")
-
-
-def _states(pid: int) -> Iterator[str]:
-    """Of a process's threads, as in /proc: R runs, S sleeps, T was stopped, D waits for a disk."""
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            yield stat.read_text().rpartition(")")[2].split()[0]
-
-
-def end(pids: Iterable[int]) -> None:
-    """SIGKILL, as a power cut ends processes; returns when they are gone."""
-    waiting = set(pids)
-    for pid in waiting:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + UNUSED_S
-    while waiting := {pid for pid in waiting if _is_alive(pid)}:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {sorted(waiting)} live {UNUSED_S:g} s after SIGKILL")
-        time.sleep(0.01)
-
-
-def _is_alive(pid: int) -> bool:
-    return bool(set(_states(pid)) - set("ZX"))  # a zombie has no files any more
 
 
 def _target(link: Path) -> str:
@@ -120,7 +83,7 @@ class PowerCutDisk:
         Args:
             pids: who writes there, and is stopped just before: nobody hears of what is lost.
         """
-        stop(pids)
+        stop(*pids)
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(fd, EXT4_IOC_SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import clamor_ray as clamor
 from tests.support import driver_script
 from tests.support.lab import LocalCluster, local_cluster
-from tests.support.power_cut import end
+from tests.support.processes import end, stop
 
 SESSION = "kept"
 DRIVER_S = 200.0
@@ -88,9 +87,7 @@ def processes(lab: LocalCluster, scope: str) -> set[int]:
 def crash(lab: LocalCluster, scope: str) -> None:
     """SIGKILL to all processes of the cluster and of the session, before any sees another die."""
     pids = processes(lab, scope)
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
+    stop(*pids)
     end(pids)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from clamor_ray._session import process_sessions
 from tests.support.lab.cluster import LocalCluster
+from tests.support.processes import end, stop
 from tests.support.session_rig import keepers
 
 MOST_STOPPED_S = 4.0  # far below every patience of ours
@@ -119,17 +120,14 @@ def task_kills(
         yield f"a task on node {node}"
 
 
-def both(lab: LocalCluster, rng: random.Random, node: int) -> Generator[str, None, None]:
+def both(lab: LocalCluster, node: int) -> Generator[str, None, None]:
     """SIGKILL to a page server and its keeper at once: what only they had is gone."""
     while True:
         server = server_pid(lab, node)
         pids = [server, *keeper_pids(lab, node)]
         # Stopped first: else the server may give everything to a new keeper between two kills.
-        for how in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):  # it leaves by itself
-                    os.kill(pid, how)
-            rng.shuffle(pids)
+        stop(*pids)
+        end(pids)
         yield f"{len(pids)} processes of node {node}"
 
 
@@ -144,7 +142,7 @@ def stops(lab: LocalCluster, rng: random.Random, n_nodes: int) -> Generator[str,
         while True:
             name = rng.choice(sorted(victims))
             stopped = victims[name]
-            os.kill(stopped, signal.SIGSTOP)
+            stop(stopped)
             time.sleep(rng.uniform(0.1, MOST_STOPPED_S))
             os.kill(stopped, signal.SIGCONT)
             yield name
