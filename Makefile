@@ -23,7 +23,7 @@ EXTENSION := clamor_ray/_pagecache.abi3.so
 FUZZ_SECONDS ?= 20
 PYTEST_ARGS ?=
 # pytest processes at a time: two cores have time for three, which often wait.
-SHARDS ?= 3
+SHARDS ?= 4
 
 .PHONY: help setup ext demo test test-c test-py soak soak-c soak-fuzz soak-py soak-bench model house lint format linked typecheck imports bench dist clean
 
@@ -77,7 +77,7 @@ soak-fuzz:
 	$(MAKE) -C pagecache_c fuzz FUZZ_SECONDS=600
 
 soak-py: setup
-	$(PYTHON) -m tests.support.shards $(SHARDS) -m soak \
+	LAB_FORKED_WORKERS=0 $(PYTHON) -m tests.support.shards $(SHARDS) -m soak \
 		$$(grep -rlw --include='test_*.py' --exclude=test_bench_alone.py mark.soak tests)
 
 # One at a time: each starts a cluster of its own.

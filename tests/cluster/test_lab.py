@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import until
 from tests.support.lab import (
     cluster,
+    forked_workers,
     lab_unavailable,
     local_cluster,
     netns_cluster,
@@ -23,6 +24,7 @@ from tests.support.lab import (
     require_lab,
     setup_worker,
     worker_logs,
+    worker_server,
 )
 from tests.support.lab.cluster import node_resource
 from tests.support.lab.netns import network
@@ -69,6 +71,50 @@ def test_local_nodes_are_apart_and_can_die() -> None:
         with pytest.raises(ValueError, match="dead already"):
             lab.kill_node(1)
     assert not ray.is_initialized()
+
+
+def first_numbers() -> tuple[int, int, list[float]]:
+    import random
+
+    import numpy as np
+
+    return os.getpid(), os.getppid(), [random.random(), float(np.random.random())]
+
+
+@pytest.mark.lab
+def test_workers_are_forks_and_live_as_long_as_their_launchers() -> None:
+    require_lab("local")
+    import ray
+
+    with local_cluster(2) as lab:
+        calls = [
+            ray.remote(num_cpus=0, resources={node_resource(node): 0.01})(first_numbers)
+            for node in (0, 1)
+        ]
+        firsts = ray.get([call.remote() for call in calls], timeout=60)
+        (_, server, _), (_, other, _) = firsts
+        assert server == other
+        assert "worker_server.py" in Path(f"/proc/{server}/cmdline").read_text()
+        drawn = [number for _, _, numbers in firsts for number in numbers]
+        assert len(set(drawn)) == len(drawn)
+        launchers = forked_workers.parents()
+        for node, (pid, _, _) in enumerate(firsts):
+            assert {pid, launchers[pid]} <= set(lab.processes(node))
+        (mine, _, _), (theirs, _, _) = firsts
+        os.kill(launchers[mine], signal.SIGKILL)
+        os.kill(theirs, signal.SIGKILL)
+        until(lambda: not {mine, theirs} & forked_workers.parents().keys(), 30)
+        assert not Path(f"/proc/{launchers[theirs]}").exists()
+        lives, _, _ = ray.get(calls[0].remote(), timeout=60)
+        assert lives != mine
+
+
+@pytest.mark.parametrize("variable", ["PYTHONPATH", "LD_PRELOAD", "OMP_NUM_THREADS"])
+def test_what_is_read_at_a_start_asks_for_a_process_of_its_own(variable: str) -> None:
+    assert worker_server.is_for_a_fork({"RAY_JOB_ID": "01"}, {})
+    assert not worker_server.is_for_a_fork({variable: "1"}, {})
+    assert not worker_server.is_for_a_fork({}, {variable: "1"})
+    assert worker_server.is_for_a_fork({variable: "1"}, {variable: "1"})
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
+from tests.support.lab import forked_workers
 from tests.support.lab.auth import authenticated
 
 T = TypeVar("T")
@@ -33,13 +34,15 @@ def node_resource(index: int) -> str:
 
 
 def children_of_all() -> dict[int, list[int]]:
-    """Whom each process has started."""
+    """Whom each process has started; a worker that is a fork, who has asked for it."""
     children: dict[int, list[int]] = {}
+    forked = forked_workers.parents()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 # The command's name may hold spaces and brackets: count from the last one.
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                parent = forked.get(int(entry.name), parent)
                 children.setdefault(parent, []).append(int(entry.name))
     return children
 
@@ -88,6 +91,8 @@ def add(cluster: Any, **options: Any) -> Any:
     here it is told. The nodes have one machine, and one agent for runtime environments: the head's,
     which nobody kills. Workers that have such an environment import Ray once, not twice.
 
+    Its workers are forks of a process that has imported Ray: see `worker_server.py`.
+
     How that is done is Ray's own affair, and not in every Ray that the library takes. Without it
     nodes start later, and nothing else is different.
     """
@@ -99,6 +104,7 @@ def add(cluster: Any, **options: Any) -> Any:
     head = cluster.head_node
     dashboard = bool(options.get("include_dashboard"))
     start = Node.start_raylet
+    start_process = services.start_ray_process
     tell = getattr(_raylet, "persist_port", None)
     python_command = getattr(services, _AGENT_COMMAND, None)
 
@@ -114,11 +120,19 @@ def add(cluster: Any, **options: Any) -> Any:
             tell(node.get_session_dir_path(), node.node_id, name, port)
         return start(node, *arguments, **how)
 
+    def start_ray_process(command: list[str], process_type: str, **how: Any) -> Any:
+        if process_type == ray_constants.PROCESS_TYPE_RAYLET:
+            command = forked_workers.raylet_command(command)
+            variables = (how.get("env_updates") or {}) | forked_workers.environment()
+            how["env_updates"] = variables
+        return start_process(command, process_type, **how)
+
     idle = python_command is not None and tell is not None and shutil.which(IDLE[0]) is not None
     if head is not None and idle:
         ports["runtime_env_agent_port"] = head.runtime_env_agent_port
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(Node, "start_raylet", start_raylet))
+        patches.enter_context(mock.patch.object(services, "start_ray_process", start_ray_process))
         if not dashboard:
             patches.enter_context(mock.patch.object(Node, "start_api_server"))
         if idle:

@@ -41,7 +41,7 @@ def command(arguments: list[str], environment: MutableMapping[str, str]) -> list
 if __name__ == "__main__":
     worker = command(sys.argv[1:], os.environ)
     if worker is not None:
-        os.execv(worker[0], worker)
+        os.execv(os.environ.get("LAB_LAUNCHER", worker[0]), worker)
     import runpy
 
     # Ray's, which reads the same arguments.
