@@ -116,6 +116,9 @@ int pc_client_task(pc_client *client, const uint8_t *task);
 int pc_client_trap(pc_client *client);
 /* Why no better one is in force, where PC_TRAP_AUTO or PC_TRAP_UFFD has chosen it; else "". */
 int pc_client_trap_reason(pc_client *client, char *text, size_t text_bytes);
+/* What a way to a userfaultfd gives this process: 0: /dev/userfaultfd; 1: userfaultfd(2); 2: the same,
+ * USER_MODE_ONLY. 0, or the errno of the refusal; EOPNOTSUPP: it knows no shared memory. */
+int pc_userfaultfd_probe(int way, int *has_write_protect);
 /* In a child of fork: connects anew, maps and arms every mapping of the parent at its address. Mappings
  * that cannot be had are left as guards: touching one ends the process with a message. */
 int pc_client_after_fork(pc_client *client);

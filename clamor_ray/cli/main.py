@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "status": "clamor_ray.cli.status",
     "inspect": "clamor_ray.cli.inspect",
     "drain": "clamor_ray.cli.drain",
+    "doctor": "clamor_ray.cli.doctor",
     "fsck": "clamor_ray.cli.fsck",
 }
 

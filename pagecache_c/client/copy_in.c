@@ -18,6 +18,7 @@
 #include "common/atomics.h"
 #include "common/error.h"
 #include "os/huge_pages.h"
+#include "os/userfaultfd.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -31,13 +32,8 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
-
-#ifndef UFFD_USER_MODE_ONLY
-#define UFFD_USER_MODE_ONLY 1
-#endif
 
 #define CHUNK_BYTES (1u << 20)
 #define PARALLEL_FROM_BYTES (16u << 20)
@@ -108,7 +104,7 @@ static void open_map(struct copy *copy)
     copy->uffd = -1;
     if (copy->n_bytes < PARALLEL_FROM_BYTES || copy->offset_bytes % PC_BLOCK_BYTES)
         return;
-    int uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+    int uffd = pc__userfaultfd_any(false);
     if (uffd < 0)
         return;
     uint64_t length = copy->n_bytes / PC_BLOCK_BYTES * PC_BLOCK_BYTES;

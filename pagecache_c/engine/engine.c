@@ -10,6 +10,7 @@
 #include "engine/repair/repair.h"
 #include "engine/serve/serve.h"
 #include "engine/store/store.h"
+#include "os/userfaultfd.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +22,6 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -159,7 +159,7 @@ static const struct pc__observers observers = {.region_ended = region_ended,
 static int open_uffd(struct pc_engine *engine, bool refused)
 {
     struct uffdio_api api = {.api = UFFD_API};
-    int fd = refused ? -1 : (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+    int fd = refused ? -1 : pc__userfaultfd_any(false);
     if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
         close(fd);
         fd = -1;

@@ -9,24 +9,17 @@
  * Threads: any. Locks: none; the descriptor is set once.
  */
 #include "common/error.h"
+#include "os/userfaultfd.h"
 #include "trap/trap.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-#ifndef USERFAULTFD_IOC_NEW
-#define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
-#endif
-#ifndef UFFD_USER_MODE_ONLY
-#define UFFD_USER_MODE_ONLY 1
-#endif
 #ifndef UFFD_FEATURE_WP_HUGETLBFS_SHMEM
 #define UFFD_FEATURE_WP_HUGETLBFS_SHMEM (1 << 12)
 #endif
@@ -127,49 +120,50 @@ static const struct pc__trap_ops ops = {
     .stuck_at = stuck_at, .close = close_uffd,
 };
 
-static int new_from_device(void)
-{
-    int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
-    if (device < 0)
-        return -1;
-    int fd = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
-    int saved = errno;
-    close(device);
-    errno = saved;
-    return fd;
-}
-
 static int new_full(void)
 {
-    int fd = new_from_device();
-    return fd >= 0 ? fd : (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    return pc__userfaultfd_full(true);
 }
 
 static int new_user_mode(void)
 {
-    return (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+    return pc__userfaultfd_by(PC__UFFD_BY_USER_CALL, true);
 }
 
-/* The handshake can be done once per descriptor: one is thrown away to learn what is offered. */
-static int try_open(int (*make)(void), int kind, struct pc__trap *out)
+/* Its features; -1 with errno. The handshake can be done once per descriptor: one is thrown away to
+ * learn what is offered. */
+static int features_of(int probe, uint64_t *features)
 {
-    int probe = make();
     if (probe < 0)
-        return pc__fail_errno("userfaultfd");
+        return -1;
     struct uffdio_api offered = {.api = UFFD_API};
     int rc = ioctl(probe, UFFDIO_API, &offered);
+    int saved = errno;
     close(probe);
-    if (rc)
-        return pc__fail_errno("UFFDIO_API");
-    if (!(offered.features & (uint64_t)UFFD_FEATURE_MISSING_SHMEM))
+    errno = saved;
+    *features = offered.features;
+    return rc;
+}
+
+static bool offers_write_protect(uint64_t features)
+{
+    return (features & WP_FEATURES) == WP_FEATURES;
+}
+
+static int try_open(int (*make)(void), int kind, struct pc__trap *out)
+{
+    uint64_t features;
+    if (features_of(make(), &features))
+        return pc__fail_errno("userfaultfd");
+    if (!(features & (uint64_t)UFFD_FEATURE_MISSING_SHMEM))
         return pc__fail(PC_ERR_NO_TRAP, "this kernel's userfaultfd does not know shared memory");
-    bool has_write_protect = (offered.features & WP_FEATURES) == WP_FEATURES;
+    bool has_write_protect = offers_write_protect(features);
     int uffd = make();
     if (uffd < 0)
         return pc__fail_errno("userfaultfd");
     struct uffdio_api chosen = {.api = UFFD_API, .features = has_write_protect ? WP_FEATURES : 0};
     if (ioctl(uffd, UFFDIO_API, &chosen)) {
-        rc = pc__fail_errno("UFFDIO_API");
+        int rc = pc__fail_errno("UFFDIO_API");
         close(uffd);
         return rc;
     }
@@ -201,4 +195,16 @@ int pc__trap_open_uffd(int wanted, struct pc__trap *out)
     if (rc)
         snprintf(out->reason, sizeof out->reason, "%s", pc_last_message());
     return rc;
+}
+
+int pc_userfaultfd_probe(int way, int *has_write_protect)
+{
+    uint64_t features = 0;
+    *has_write_protect = 0;
+    if (way < 0 || way >= PC__UFFD_N_WAYS)
+        return EINVAL;
+    if (features_of(pc__userfaultfd_by((enum pc__userfaultfd_way)way, true), &features))
+        return errno;
+    *has_write_protect = offers_write_protect(features);
+    return features & (uint64_t)UFFD_FEATURE_MISSING_SHMEM ? 0 : EOPNOTSUPP;
 }

@@ -25,7 +25,7 @@ STANDS_ON: Mapping[str, tuple[str, ...]] = {
     "alloc": ("common",),
     "history": ("common", "os"),
     "ring": ("common", "kernels"),
-    "trap": ("common",),
+    "trap": ("common", "os"),
     "client": ("common", "os", "kernels", "trap"),
     "client/mapping": ("common", "os", "trap", "client"),
     "engine/keeper": ("common", "os"),
