@@ -98,6 +98,8 @@ def test_workers_are_forks_and_live_as_long_as_their_launchers() -> None:
         drawn = [number for _, _, numbers in firsts for number in numbers]
         assert len(set(drawn)) == len(drawn)
         launchers = forked_workers.parents()
+        titles = [Path(f"/proc/{pid}/cmdline").read_text() for pid in launchers]
+        assert sum(title.startswith("ray::RuntimeEnvAgent") for title in titles) == 1
         for node, (pid, _, _) in enumerate(firsts):
             assert {pid, launchers[pid]} <= set(lab.processes(node))
         (mine, _, _), (theirs, _, _) = firsts

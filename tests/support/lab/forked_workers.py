@@ -23,7 +23,7 @@ from tests.support.lab import worker_server
 SOURCE = Path(__file__).with_name("worker_launcher.c")
 BUILD = Path(__file__).resolve().parents[3] / "build"
 BACKLOG = 256
-PYTHON_COMMAND = "--python_worker_command="
+COMMANDS = ("--python_worker_command=", "--runtime_env_agent_command=")
 
 
 def _launcher() -> Path | None:
@@ -53,7 +53,7 @@ def _directory() -> Path | None:
         listener.bind(str(directory / "workers"))
         listener.listen(BACKLOG)
         pipe, ours = os.pipe()
-        names = BUILD / f"worker_modules-{ray.__version__}-{sys.version_info.minor}.txt"
+        names = BUILD / f"imported-{ray.__version__}-{sys.version_info.minor}.txt"
         arguments = [str(listener.fileno()), str(pipe), str(directory / "parents"), str(names)]
         # Whose end it waits for: the write end stays open as long as this process lives.
         subprocess.Popen(
@@ -80,13 +80,17 @@ def environment() -> dict[str, str]:
 
 
 def raylet_command(command: list[str]) -> list[str]:
-    """A raylet's command, with workers that are forks."""
+    """A raylet's command, with workers and an agent that are forks."""
     directory = _directory()
     if directory is None:
         return command
-    plain = f"{PYTHON_COMMAND}{sys.executable} "
-    forked = f"{PYTHON_COMMAND}{directory / 'python'} "
-    return [forked + each[len(plain) :] if each.startswith(plain) else each for each in command]
+    forked = list(command)
+    for option in COMMANDS:
+        plain = f"{option}{sys.executable} "
+        for at, each in enumerate(forked):
+            if each.startswith(plain):
+                forked[at] = f"{option}{directory / 'python'} {each[len(plain) :]}"
+    return forked
 
 
 def parents() -> dict[int, int]:

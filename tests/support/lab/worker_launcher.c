@@ -1,5 +1,5 @@
-/* What a raylet of a lab starts as Python. A worker it leaves to the fork server
- * (worker_server.py), and lives as long as that one does; everything else it becomes.
+/* What a raylet of a lab starts as Python. A worker, or an agent for runtime environments, it leaves to
+ * the fork server (worker_server.py), and lives as long as that one does; all else it becomes.
  *
  * LAB_PYTHON   the interpreter
  * LAB_WORKERS  the fork server's socket */
@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define WORKER "/default_worker.py"
+static const char *const forked[] = {"/default_worker.py", "/runtime_env/agent/main.py"};
 
 extern char **environ;
 
@@ -28,9 +28,13 @@ forward(int number) {
 }
 
 static int
-is_worker(const char *script) {
-    size_t n = strlen(script), m = strlen(WORKER);
-    return n > m && strcmp(script + n - m, WORKER) == 0;
+is_forked(const char *script) {
+    for (size_t i = 0; i < sizeof forked / sizeof forked[0]; i++) {
+        size_t n = strlen(script), m = strlen(forked[i]);
+        if (n > m && strcmp(script + n - m, forked[i]) == 0)
+            return 1;
+    }
+    return 0;
 }
 
 static int
@@ -67,18 +71,18 @@ send_head(int fd, uint32_t n) {
     return sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)sizeof n ? 0 : -1;
 }
 
-/* Directory, number of arguments, arguments, variables: each ends with a zero. */
+/* Directory, number of arguments, arguments from the script on, variables: each ends with a zero. */
 static int
-ask(int fd, int argc, char **argv) {
+ask(int fd, int n_arguments, char **arguments) {
     char *text = NULL;
     size_t n = 0;
     FILE *out = open_memstream(&text, &n);
     char *directory = getcwd(NULL, 0);
     if (out == NULL || directory == NULL)
         return -1;
-    fprintf(out, "%s%c%d%c", directory, 0, argc - 1, 0);
-    for (int i = 1; i < argc; i++)
-        fprintf(out, "%s%c", argv[i], 0);
+    fprintf(out, "%s%c%d%c", directory, 0, n_arguments, 0);
+    for (int i = 0; i < n_arguments; i++)
+        fprintf(out, "%s%c", arguments[i], 0);
     for (char **each = environ; *each != NULL; each++)
         fprintf(out, "%s%c", *each, 0);
     if (fclose(out) != 0)
@@ -95,11 +99,13 @@ main(int argc, char **argv) {
     }
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     int32_t pid = 0, status = 0;
-    if (path != NULL && strlen(path) < sizeof to.sun_path && argc > 1 && is_worker(argv[1])) {
+    int script = argc > 1 && strcmp(argv[1], "-u") == 0 ? 2 : 1;
+    if (path != NULL && strlen(path) < sizeof to.sun_path && argc > script && is_forked(argv[script])) {
+        setenv("PYTHONUNBUFFERED", "1", 1); /* as -u, and as a raylet gives it to workers */
         strcpy(to.sun_path, path);
         int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0
-            && ask(fd, argc, argv) == 0 && all(fd, &pid, sizeof pid, 0) == 0 && pid > 0) {
+            && ask(fd, argc - script, argv + script) == 0 && all(fd, &pid, sizeof pid, 0) == 0 && pid > 0) {
             worker = pid;
             signal(SIGTERM, forward);
             signal(SIGINT, forward);

@@ -1,10 +1,11 @@
-"""Starts the workers of a lab's raylets as forks of itself, which has imported what Ray imports.
+"""Starts what a lab's raylets start as forks of itself, which has imported what Ray imports.
 
 A worker of Ray computes for most of a second before it is asked for anything: it imports Ray, what
 Ray wants, and NumPy. A lab has some dozens of them, and the tests of a day some thousands, which
 was a third of all that they computed. Here one process for each pytest process imports once all
 but Ray itself, which reads the variables of its worker when it is loaded; a worker is a fork, with
-the arguments, variables, directory and outputs that its raylet gave.
+the arguments, variables, directory and outputs that its raylet gave. So is the agent for runtime
+environments.
 
 What a raylet starts is `worker_launcher.c`, which asks here, and ends when the worker does. Who
 looks for the processes of a node finds the worker below it: `parents()`.
@@ -28,6 +29,7 @@ import struct
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 N_OUTPUTS = 3
 # What a process reads when it begins, or a module when it is imported: a worker that has another
@@ -77,16 +79,21 @@ def _received(connection: socket.socket) -> tuple[list[bytes], list[int]]:
 
 
 def _imported() -> list[str]:
-    """What Ray's worker has imported that is not Ray's, in this order. In a process of its own."""
+    """What worker and agent have imported that is not Ray's, in this order. In a process of its
+    own."""
     import numpy.random  # noqa: F401
-    import ray._private.workers.default_worker  # noqa: F401
+    import ray._private.runtime_env.agent.main
+    import ray._private.workers.default_worker
 
-    return [
-        name
-        for name, module in list(sys.modules.items())
-        if name.partition(".")[0] not in ("ray", "__main__")
-        and getattr(module, "__spec__", None) is not None
-    ]
+    home = os.path.dirname(ray.__file__)
+
+    def is_rays(name: str, spec: Any) -> bool:
+        origin = str(spec.origin)
+        own = origin.startswith(home) and "thirdparty_files" not in origin
+        return own or name.partition(".")[0] in ("ray", "__main__")
+
+    specs = {name: getattr(module, "__spec__", None) for name, module in sys.modules.items()}
+    return [name for name, spec in specs.items() if spec is not None and not is_rays(name, spec)]
 
 
 def _import_all(names: Path) -> None:
