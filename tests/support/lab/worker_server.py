@@ -35,6 +35,7 @@ N_OUTPUTS = 3
 # What a process reads when it begins, or a module when it is imported: a worker that has another
 # one is none for a fork.
 READ_EARLY = ("PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_", "MALLOC_", "GLIBC_", "GRPC_")
+COMPILED = "clamor_ray._pagecache"
 OF_ALL = {"PYTHONUNBUFFERED": "1"}  # what a raylet gives to each of its workers of these
 
 
@@ -79,11 +80,15 @@ def _received(connection: socket.socket) -> tuple[list[bytes], list[int]]:
 
 
 def _imported() -> list[str]:
-    """What worker and agent have imported that is not Ray's, in this order. In a process of its
-    own."""
-    import numpy.random  # noqa: F401
+    """What workers and the agent have imported that is not Ray's, in this order. In a process of
+    its own."""
     import ray._private.runtime_env.agent.main
     import ray._private.workers.default_worker
+
+    import clamor_ray._session.init
+    import clamor_ray._tasks.remote
+    import clamor_ray.actors.page_server.page_server
+    import clamor_ray.actors.registry.registry  # noqa: F401
 
     home = os.path.dirname(ray.__file__)
 
@@ -97,7 +102,10 @@ def _imported() -> list[str]:
 
 
 def _import_all(names: Path) -> None:
-    """Imports what the file says; without it a fork finds that out."""
+    """Imports what the file says; without it a fork finds that out.
+
+    Not Ray, nor what imports it: that is left to the workers. Nor what is compiled of this project.
+    """
     if not names.exists():
         pid = os.fork()
         if pid == 0:
@@ -110,9 +118,12 @@ def _import_all(names: Path) -> None:
         os.waitpid(pid, 0)
     # Where Ray keeps some packages of its own, as its import says.
     sys.path.insert(0, str(Path(find_spec("ray").origin).with_name("thirdparty_files")))
+    sys.modules["ray"] = None  # type: ignore[assignment]
     for name in names.read_text().split():
-        with contextlib.suppress(ImportError):  # then a worker imports it, or fails
-            importlib.import_module(name)
+        with contextlib.suppress(ImportError):
+            if name != COMPILED:
+                importlib.import_module(name)
+    del sys.modules["ray"]
     del sys.path[0]
 
 
