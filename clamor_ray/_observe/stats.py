@@ -59,6 +59,7 @@ class EngineStats(_Counters):
         faults: faults that it has taken: touches of blocks that were absent.
         faults_failed: faults that ended with an error.
         faults_waiting: faults that wait now.
+        fault_wait_ns: how long faults have waited, together: those that wait no more.
         fetch_requests: requests for blocks that it has sent.
         fetch_retries: requests that were sent again.
         fetch_failed: requests that ended with an error.
@@ -127,6 +128,7 @@ class EngineStats(_Counters):
     faults: int = 0
     faults_failed: int = 0
     faults_waiting: int = 0
+    fault_wait_ns: int = 0
     fetch_requests: int = 0
     fetch_retries: int = 0
     fetch_failed: int = 0
@@ -213,6 +215,8 @@ class RegionStats(_Counters):
         reads: how often processes of the node have opened it, and other nodes have asked this one
             for some of it. A node that is drained, or is full, asks this.
         idle_ns: since the last of these; 0 where there was none.
+        faults: touches of absent blocks that had to wait for them.
+        fault_wait_ns: how long these have waited, together.
 
     Example:
         >>> ref = clamor.put(np.arange(10**5))
@@ -239,6 +243,8 @@ class RegionStats(_Counters):
     disk_bytes: int = 0
     reads: int = 0
     idle_ns: int = 0
+    faults: int = 0
+    fault_wait_ns: int = 0
 
     @property
     def fault_ratio(self) -> float:

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -105,7 +105,7 @@ def connected(address: str | None, timeout_s: float) -> Iterator[None]:
         ray.shutdown()
 
 
-def _client(info: SessionInfo, deadline: float) -> RegistryClient | None:
+def _client(info: SessionInfo, left_s: Callable[[], float]) -> RegistryClient | None:
     registry = (
         ray_state.find_named_registry(info.name)
         if info.name is not None
@@ -115,18 +115,21 @@ def _client(info: SessionInfo, deadline: float) -> RegistryClient | None:
         return None
 
     def carry(method: str, *args: object, timeout_s: float | None = None) -> Any:
-        left_s = max(0.1, deadline - time.monotonic()) if timeout_s is None else timeout_s
-        return await_rpc(getattr(registry, method).remote(*args), left_s, owner=False)
+        wait_s = max(0.1, left_s()) if timeout_s is None else timeout_s
+        return await_rpc(getattr(registry, method).remote(*args), wait_s, owner=False)
 
     return RegistryClient(carry)
 
 
-def open_sessions(wanted: str | None, timeout_s: float) -> list[OpenSession]:
+def open_sessions(
+    wanted: str | None, timeout_s: float, each_answer: bool = False
+) -> list[OpenSession]:
     """The sessions that a command is about.
 
     Args:
         wanted: a name, or the beginning of a scope; None: all.
         timeout_s: for all that is asked of them.
+        each_answer: that time is for each answer by itself.
 
     Raises:
         NoSuchSessionError: None is named so, or its registry does not say that it lives.
@@ -146,17 +149,21 @@ def open_sessions(wanted: str | None, timeout_s: float) -> list[OpenSession]:
             f"No session of this cluster is named {wanted!r}, or has a scope that begins so.",
             hint=f"There are: {there}.",
         )
-    found = [(info, _client(info, deadline)) for info in chosen]
+
+    def left_s() -> float:
+        return timeout_s if each_answer else deadline - time.monotonic()
+
+    found = [(info, _client(info, left_s)) for info in chosen]
     return [OpenSession(info, rpc) for info, rpc in found if rpc is not None]
 
 
-def one_session(wanted: str | None, timeout_s: float) -> OpenSession:
-    """The session that a command is about, where that must be one.
+def one_session(wanted: str | None, timeout_s: float, each_answer: bool = False) -> OpenSession:
+    """The session that a command is about, where that must be one. Args: as `open_sessions`.
 
     Raises:
         NoSuchSessionError: There is none, or more than one and none was named.
     """
-    found = open_sessions(wanted, timeout_s)
+    found = open_sessions(wanted, timeout_s, each_answer)
     if len(found) == 1:
         return found[0]
     listed = ", ".join(each.info.name or each.info.scope for each in found)

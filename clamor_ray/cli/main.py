@@ -20,6 +20,7 @@ from clamor_ray._version import __version__
 
 COMMANDS: Final = {
     "status": "clamor_ray.cli.status",
+    "top": "clamor_ray.cli.top",
     "inspect": "clamor_ray.cli.inspect",
     "drain": "clamor_ray.cli.drain",
     "doctor": "clamor_ray.cli.doctor",

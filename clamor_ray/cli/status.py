@@ -130,14 +130,7 @@ def _print(said: dict[str, Any]) -> None:
             each["name"] or f"(variable {each['id']})",
             format_bytes(each["nbytes"]),
             str(each["version"]),
-            ", ".join(node[:ID_DIGITS] for node in each["homes"])
-            or (
-                "inline"
-                if each["id"] >= INLINE_BASE
-                else "lost"
-                if each["is_lost"]
-                else "none answers"
-            ),
+            ", ".join(node[:ID_DIGITS] for node in each["homes"]) or _without_home(each),
             each["kind"],
         )
         for each in said["variables"]

@@ -60,6 +60,7 @@ PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
     out->faults = pc__count_get(&c->faults);
     out->faults_failed = pc__count_get(&c->faults_failed);
     out->faults_waiting = pc__count_get(&c->faults_waiting);
+    out->fault_wait_ns = pc__count_get(&c->fault_wait_ns);
     out->fetch_requests = pc__count_get(&c->fetch_requests);
     out->fetch_retries = pc__count_get(&c->fetch_retries);
     out->fetch_failed = pc__count_get(&c->fetch_failed);
@@ -170,6 +171,8 @@ static void list_region(void *arg, struct pc__region *region)
         out->fault_touched_blocks = region->pages->budget.touched;
         out->fault_trip_blocks = region->pages->trip_blocks;
     }
+    out->faults = region->faults;
+    out->fault_wait_ns = region->fault_wait_ns;
     const uint64_t read_ns = pc__count_get(&region->read_ns);
     out->reads = pc__count_get(&region->reads);
     out->idle_ns = read_ns && read_ns < list->now_ns ? list->now_ns - read_ns : 0;

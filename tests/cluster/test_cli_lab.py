@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import clamor_ray as clamor
+from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
+from tests.support.lab.availability import missing
 from tests.support.lab.cluster import node_resource
 from tests.support.processes import stop
 
@@ -101,6 +108,105 @@ def test_status_and_inspect(lab: LocalCluster, session: clamor.GlobalRef[Any]) -
     by_id = json.loads(run(lab, "inspect", str(one["id"]), "--format", "json").stdout)
     assert by_id["name"] == "index"
     assert "all of it" in run(lab, "inspect", "index").stdout
+
+
+@pytest.fixture
+def reading(lab: LocalCluster, session: clamor.GlobalRef[Any]) -> Iterator[None]:
+    """All of the variable changes, and node 1 reads it, again and again."""
+    import ray
+
+    over, begun = threading.Event(), threading.Event()
+    # What it read the time before is fetched before it begins: then there are no faults.
+    on_node = {"num_cpus": 0, "resources": {node_resource(1): 0.001}}
+    read = clamor.remote(replay=False)(sum_of).options(**on_node)
+
+    def work() -> None:
+        while not over.is_set():
+            with clamor.update(session) as array:
+                array += 1
+            ray.get(read.remote(session), timeout=60)
+            begun.set()
+
+    with futures.ThreadPoolExecutor(1) as pool:
+        worked = pool.submit(work)
+        assert begun.wait(60)
+        yield
+        over.set()
+        worked.result(60)
+
+
+def test_top_says_who_waits_for_what(lab: LocalCluster, reading: None) -> None:
+    said = json.loads(run(lab, "top", "--interval", "3", "--format", "json").stdout)
+    assert 3.0 <= said["seconds"] < 30.0
+    assert len(said["variables"]) == 1, said
+    (variable,) = said["variables"]
+    assert variable["name"] == "index"
+    assert variable["faults"] > 0
+    assert variable["wait_ms"] > 0
+    assert variable["hot_node"] == lab.node_ids[1]
+    (reads,) = (node for node in said["nodes"] if node["node_id"] == lab.node_ids[1])
+    assert reads["received_bytes"] > 0
+    assert reads["faults"] == pytest.approx(variable["faults"], rel=0.5)
+    text = run(lab, "top", "--interval", "0.5", "--count", "2").stdout
+    assert text.count("wait ms/s") >= 3  # of nodes twice, and of what was read
+    assert "index" in text
+
+
+class Terminal:
+    """A real one: `tmux`, of 40 lines of 110 characters."""
+
+    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
+        self._tmux = ("tmux", "-S", str(directory / "tmux"), "-f", "/dev/null")
+        self._environment = {**os.environ, **environment, "TERM": "screen-256color"}
+        self.run("new-session", "-d", "-x", "110", "-y", "40", "sh")
+
+    def run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [*self._tmux, *arguments],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+        return done.stdout
+
+    def type(self, *keys: str) -> None:
+        self.run("send-keys", *keys)
+
+    def screen(self) -> str:
+        return self.run("capture-pane", "-p")
+
+    def shows(self, *words: str) -> str:
+        until(lambda: all(word in self.screen() for word in words), RUN_S)
+        return self.screen()
+
+
+@pytest.fixture
+def terminal(lab: LocalCluster, tmp_path: Path) -> Iterator[Terminal]:
+    if shutil.which("tmux") is None:
+        missing("tmux is not installed (Debian: tmux)")
+    with tempfile.TemporaryDirectory() as short:  # a socket's path has 107 characters at most
+        terminal = Terminal(Path(short), lab.environment)
+        yield terminal
+        terminal.run("kill-server")
+
+
+def test_in_a_terminal(lab: LocalCluster, terminal: Terminal, reading: None) -> None:
+    clamor_command = f"{sys.executable} -m clamor_ray.cli.main"
+    terminal.type(f"clear; {clamor_command} top --interval 0.5", "Enter")
+    first = terminal.shows("faults/s", "index", lab.node_ids[0][:12], lab.node_ids[1][:12])
+    until(lambda: terminal.screen().split("\n")[0] != first.split("\n")[0], 30)  # the time
+    assert all(len(line) <= 110 for line in terminal.screen().splitlines())
+    terminal.type("C-c")
+    terminal.type("echo ended $?", "Enter")
+    assert "Traceback" not in terminal.shows("ended 0")
+    terminal.type(f"clear; {clamor_command} status; echo status $?", "Enter")
+    terminal.shows("Session shown", "index", "ready", "status 0")
+    terminal.type(f"clear; {clamor_command} doctor; echo status $?", "Enter")
+    terminal.shows("trap", "versions", "status 0")
+    terminal.type(f"clear; {clamor_command} inspect nothing; echo status $?", "Enter")
+    terminal.shows("has the name or id 'nothing'. Names: index.", "status 2")
 
 
 def test_a_session_without_a_name_is_shown_by_its_scope(lab: LocalCluster) -> None:

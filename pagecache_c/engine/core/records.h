@@ -174,6 +174,7 @@ struct pc__region {
     struct pc__file_trips *file_trips; /* what reads of that have taken (file_reads.c), or NULL */
     _Atomic uint64_t reads;        /* opens, and requests of other servers for its blocks or rows */
     _Atomic uint64_t read_ns;      /* when the last of them was; 0: there was none */
+    uint64_t faults, fault_wait_ns; /* that had to wait, and how long: those that wait no more */
     struct pc__changes changes;    /* the last answer */
     struct pc__link pending;       /* struct pc__pending: OPENs that wait for Python or the worker */
     uint32_t loss;                 /* the number of the loss of some of its blocks; 0: none is lost */
@@ -199,6 +200,7 @@ struct pc__waiter {
     uint64_t mapping_id;
     uint64_t mapping_address;
     uint64_t block;
+    uint64_t since_ns;             /* when it was asked for */
     int slot;                      /* SIGSEGV: its slot; uffd: -1 */
 };
 

@@ -73,9 +73,7 @@ void pc__session_drop_mapping(struct pc__session *session, struct pc__session_ma
     {
         struct pc__waiter *waiter = pc__of(link, struct pc__waiter, link);
         if (waiter->session == session && waiter->mapping_id == id) {
-            pc__count_sub(&engine->count.faults_waiting, 1);
-            pc__link_remove(&waiter->link);
-            free(waiter);
+            pc__waiter_ended(engine, region, waiter);
         }
     }
     pc__each(job_link, &generation->jobs)

@@ -119,6 +119,17 @@ static void wake_now(struct pc__session *session, const struct pc__generation *g
     (void)ioctl(session->uffd, UFFDIO_WAKE, &range);
 }
 
+void pc__waiter_ended(struct pc_engine *engine, struct pc__region *region, struct pc__waiter *waiter)
+{
+    const uint64_t took_ns = pc__now_ns() - waiter->since_ns;
+    region->faults++;
+    region->fault_wait_ns += took_ns;
+    pc__count_add(&engine->count.fault_wait_ns, took_ns);
+    pc__count_sub(&engine->count.faults_waiting, 1);
+    pc__link_remove(&waiter->link);
+    free(waiter);
+}
+
 void pc__fault(struct pc__loop *loop, struct pc__session *session, uint64_t address, int slot)
 {
     struct pc_engine *engine = loop->engine;
@@ -147,6 +158,7 @@ void pc__fault(struct pc__loop *loop, struct pc__session *session, uint64_t addr
                                   .mapping_id = mapping->id,
                                   .mapping_address = mapping->address,
                                   .block = block,
+                                  .since_ns = pc__now_ns(),
                                   .slot = slot};
     pc__count_add(&engine->count.faults, 1);
     struct pc__batch urgent, ahead;

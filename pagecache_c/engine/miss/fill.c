@@ -55,8 +55,8 @@ void pc__fill_answer_slot(const struct pc__generation *generation, const struct 
     syscall(SYS_futex, &slot->state, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-static void wake(struct pc_engine *engine, const struct pc__generation *generation,
-                 struct pc__waiter *waiter)
+static void wake(struct pc_engine *engine, struct pc__region *region,
+                 const struct pc__generation *generation, struct pc__waiter *waiter)
 {
     if (waiter->slot >= 0) {
         pc__fill_answer_slot(generation, waiter, PC_OK);
@@ -67,9 +67,7 @@ static void wake(struct pc_engine *engine, const struct pc__generation *generati
         /* ENOENT, EINVAL: the mapping went away meanwhile; ESRCH: the process did. */
         (void)ioctl(waiter->session->uffd, UFFDIO_WAKE, &range);
     }
-    pc__count_sub(&engine->count.faults_waiting, 1);
-    pc__link_remove(&waiter->link);
-    free(waiter);
+    pc__waiter_ended(engine, region, waiter);
 }
 
 /* How many blocks of [first, first + n) the job asked for. */
@@ -121,7 +119,7 @@ static void now_present(struct pc_engine *engine, struct pc__region *region,
         if (waiter->block < first || waiter->block - first >= n)
             continue;
         pc__cache_awaited(engine, generation, waiter->block);
-        wake(engine, generation, waiter);
+        wake(engine, region, generation, waiter);
     }
     pc__each(link, &generation->jobs)
     {
@@ -277,9 +275,7 @@ void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
         fail.block = waiter->block;
         /* The process ends on this message; its waiters go when its socket closes. */
         pc__session_send(waiter->session, PC__CTL_FAIL, 0, error, &fail, sizeof fail, -1);
-        pc__count_sub(&engine->count.faults_waiting, 1);
-        pc__link_remove(&waiter->link);
-        free(waiter);
+        pc__waiter_ended(engine, region, waiter);
     }
     pc__each(link, &generation->jobs)
     {

@@ -117,6 +117,8 @@ void pc__fill_failed(struct pc_engine *engine, struct pc__region *region,
                      uint64_t server_id, int error);
 void pc__fill_answer_slot(const struct pc__generation *generation, const struct pc__waiter *waiter,
                           int status);
+/* fault.c: it waits no more, whatever it was told; it is freed. region.lock. */
+void pc__waiter_ended(struct pc_engine *engine, struct pc__region *region, struct pc__waiter *waiter);
 
 /* pull.c: how many requests of a layer are on the wire. */
 #define PC__LAYER_REQUESTS 8        /* at first */

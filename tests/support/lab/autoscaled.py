@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.lab.auth import authenticated
-from tests.support.lab.cluster import descendants
+from tests.support.lab.cluster import descendants, in_time
 
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 120.0
@@ -109,30 +109,39 @@ def autoscaled_cluster(version: int, directory: Path, n_most: int = 2) -> Iterat
         if version == 2:
             of_version["RAY_CLOUD_INSTANCE_ID"] = FAKE_HEAD_NODE_ID
             of_version["RAY_OVERRIDE_NODE_ID_FOR_TESTING"] = FAKE_HEAD_NODE_ID
-        started = subprocess.run(
-            [
-                *(str(Path(sys.executable).with_name("ray")), "start", "--head"),
-                *(f"--port={port}", f"--temp-dir={directory}", f"--autoscaling-config={config}"),
-                *("--num-cpus=0", f"--object-store-memory={STORE_BYTES}"),
-                "--include-dashboard=false",
-            ],
-            env={
-                **os.environ,
-                **environment,
-                **of_version,
-                "AUTOSCALER_UPDATE_INTERVAL_S": str(UPDATE_S),
-                "RAY_FAKE_CLUSTER": "1",
-                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            },
-            capture_output=True,
-            text=True,
-            timeout=START_S,
-            check=False,
-            start_new_session=True,
-        )
-        try:
+
+        def start() -> None:
+            started = subprocess.run(
+                [
+                    *(str(Path(sys.executable).with_name("ray")), "start", "--head"),
+                    *(
+                        f"--port={port}",
+                        f"--temp-dir={directory}",
+                        f"--autoscaling-config={config}",
+                    ),
+                    *("--num-cpus=0", f"--object-store-memory={STORE_BYTES}"),
+                    "--include-dashboard=false",
+                ],
+                env={
+                    **os.environ,
+                    **environment,
+                    **of_version,
+                    "AUTOSCALER_UPDATE_INTERVAL_S": str(UPDATE_S),
+                    "RAY_FAKE_CLUSTER": "1",
+                    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+                },
+                capture_output=True,
+                text=True,
+                timeout=START_S,
+                check=False,
+                start_new_session=True,
+            )
             if started.returncode != 0:
+                _end(str(directory))
                 raise RuntimeError(f"ray start failed: {started.stdout}{started.stderr}")
+
+        try:
+            in_time(start)
             ray.init(address, log_to_driver=False)
             yield
         finally:
