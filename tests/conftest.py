@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
@@ -151,6 +152,13 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # A process has one connection to Ray: those who make a cluster of their own go first.
     items.sort(key=lambda item: "clamor_cluster" in getattr(item, "fixturenames", ()))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: a sixth of what tests computed was Python looking for
+    garbage in it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
