@@ -149,6 +149,7 @@ class Commits:
         self._telling: set[int] = set()
         self._tidying = False
         self._background = BackgroundTasks(logger)
+        self.n_made = self.n_conflicts = 0  # since this process began
 
     # -- commits
 
@@ -212,6 +213,13 @@ class Commits:
             ProtocolError: A request that makes no sense.
             WaitTimeoutError: A home did not answer in time. The request may be sent again.
         """
+        try:
+            return await self._commit(request)
+        except errors.CommitConflict:
+            self.n_conflicts += 1
+            raise
+
+    async def _commit(self, request: CommitRequest) -> Committed:
         check_request(request)
         commit_id = request.commit_id
         if (answer := self._log.answered(commit_id)) is not None:
@@ -359,6 +367,7 @@ class Commits:
         lost = self._losses.without(e for e in entries if not self._log.takes_deltas(e.region))
         self._journal.commit(request.commit_id, entries, now_s, lost)
         answer = self._log.apply(request.commit_id, entries, now_s)
+        self.n_made += 1
         self._brought.forget(request.commit_id)
         self._losses.update(lost)
         self.tell_homes()

@@ -59,7 +59,7 @@ from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray.actors.lost_homes.repairs import Staged
 from clamor_ray.actors.node_store.store_part import StorePart
-from clamor_ray.actors.page_server import keepers
+from clamor_ray.actors.page_server import exported, keepers
 from clamor_ray.actors.page_server.away import AwayWatch, old_homes
 from clamor_ray.actors.page_server.engine_like import Settings
 from clamor_ray.actors.page_server.file_reads import FileReads, read_at_node
@@ -285,6 +285,7 @@ class PageServer:
         logger.info("page server %#x listens at %s:%d", server_id, host, port)
         ask = self._ask
         self._away = AwayWatch(lambda: ask("locate", server_id, timeout_s=CALL_S), self._was_lost)
+        self._end_metrics = exported.export(self._engine, self._cache_bytes, node_id, config)
         me, watch = (ray.get_runtime_context().current_actor,), self._watch_registry
         threading.Thread(target=watch, args=me, name="clamor-watch", daemon=True).start()
         self._away.start()
@@ -773,6 +774,7 @@ class PageServer:
             if self._stopped:
                 return
             self._stopped = True
+            self._end_metrics()
             try:
                 self._away.close()
                 self._moved_homes.close()

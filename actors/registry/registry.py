@@ -88,6 +88,7 @@ from clamor_ray.actors.process.journal_watcher import Reserve
 from clamor_ray.actors.process.throttle import throttle
 from clamor_ray.actors.reference_counting.counts import ReferenceCounts
 from clamor_ray.actors.reference_counting.ray_anchors import RayAnchors
+from clamor_ray.actors.registry import exported
 from clamor_ray.actors.registry.late_writes import LateWrites
 from clamor_ray.actors.registry.liveness import Handles, Liveness
 from clamor_ray.actors.registry.news import News
@@ -174,6 +175,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         core = self._core = RegistryCore(AddressSpace(ours=False), label)
         log = self._log = CommitLog(label=label)
         handles: Handles = {}
+        self._handles = handles
         background = self._background = BackgroundTasks(logger)
         journal = self._journal = self._open_journal(directory)
         self._reserve = Reserve(str(directory), keeper_process.RESERVE_BYTES)
@@ -368,9 +370,25 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         self._separations.look()
         self._commits.tell_homes()
         self._commits.tidy_soon()
+        self._background.spawn(exported.export(self._config, self._quick_numbers, self._numbers))
         if saved.servers:
             n = len(saved.regions), len(saved.servers)
             logger.info("the journal brought back %d regions and %d page servers", *n)
+
+    def _quick_numbers(self) -> dict[str, float]:
+        return {
+            "commits": self._commits.n_made,
+            "commit_conflicts": self._commits.n_conflicts,
+            "page_servers": len(self._handles),
+        }
+
+    def _numbers(self) -> dict[str, float]:
+        ready = self._core.ready_regions()
+        return {
+            "variables": sum(not record.piece_of for record in ready),
+            "lost_variables": len(self._versions.all_lost(ready)),
+            "degraded_pieces": self._rebuilds.n_degraded(),
+        }
 
     def __repr__(self) -> str:  # must be: see starting
         return f"Registry({self._config.job_scope})"

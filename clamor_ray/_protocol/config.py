@@ -24,6 +24,7 @@
 | CLAMOR_SOCKET_DIR | /tmp | where our directory of Unix sockets is made, on every node |
 | CLAMOR_HISTORY_DIR | | where, on every node; empty: Ray's session directory (/tmp/ray/...) |
 | CLAMOR_SPILL_DIR | | where spill=True and the cache's disk put files; empty: CLAMOR_HISTORY_DIR |
+| CLAMOR_METRICS | on | whether page servers and the registry export metrics: on or off |
 
 Numbers of bytes may have a unit: 512MB (millions), 4GiB (powers of 1024).
 """
@@ -53,6 +54,7 @@ _CHOICES = {
     "read_sets": ("coarse", "exact", "off"),
     "cache_policy": ("sieve", "fifo", "lru", "lfu", "random"),
     "replication": ("p2c", "random", "off"),
+    "metrics": ("on", "off"),
 }
 _UNITS: Final = dict.fromkeys(("", "b"), 1) | {
     f"{letter}{unit}": base**power
@@ -173,6 +175,7 @@ class Config:
     spill_dir: str = ""
     socket_dir: str = SOCKETS_BELOW
     view_ref_bytes: int = 65536
+    metrics: str = "on"
 
     @property
     def patience_s(self) -> float:

@@ -465,6 +465,7 @@ class ServerConfig:
         repair_bytes_s: What all that make lost pieces again read of others; 0: there is no limit.
         store: The directory, absolute, in which the session outlives its cluster; "": it does not.
         store_id: Of that store: 32 hex digits.
+        has_metrics: Whether metrics are exported.
     """
 
     job_scope: str
@@ -491,6 +492,7 @@ class ServerConfig:
     repair_bytes_s: int = 256 << 20
     store: str = ""
     store_id: str = ""
+    has_metrics: bool = True
 
 
 @dataclass(frozen=True)

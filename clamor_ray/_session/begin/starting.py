@@ -165,6 +165,7 @@ def start_registry(
             repair_bytes_s=config.repair_bytes_s,
             store="" if place is None else place.root,
             store_id="" if place is None else place.store_id,
+            has_metrics=config.metrics == "on",
         ),
         avoid,
     )

@@ -81,7 +81,7 @@ _AGENT_COMMAND = "_build_python_executable_command_memory_profileable"
 SETUP_WORKER = Path(__file__).with_name("setup_worker.py")
 
 
-def add(cluster: Any, **options: Any) -> Any:
+def add(cluster: Any, *, metrics: bool = False, **options: Any) -> Any:
     """Another node of Ray's cluster, which waits for nothing that nobody needs.
 
     By itself Ray starts an API server, which is the dashboard's, for each head, also one without
@@ -103,13 +103,14 @@ def add(cluster: Any, **options: Any) -> Any:
     ports = agent_ports()
     head = cluster.head_node
     dashboard = bool(options.get("include_dashboard"))
+    has_agent = dashboard or metrics
     start = Node.start_raylet
     start_process = services.start_ray_process
     tell = getattr(_raylet, "persist_port", None)
     python_command = getattr(services, _AGENT_COMMAND, None)
 
     def agent_command(component: str, *arguments: Any, **how: Any) -> Any:
-        if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT and not dashboard:
+        if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT and not has_agent:
             return IDLE
         if component == ray_constants.PROCESS_TYPE_RUNTIME_ENV_AGENT and head is not None:
             return IDLE
@@ -271,6 +272,7 @@ def local_cluster(
     health_check_period_ms: int = HEALTH_CHECK_PERIOD_MS,
     dashboard: bool = False,
     idle_workers: int = IDLE_WORKERS,
+    metrics: bool = False,
 ) -> Iterator[LocalCluster]:
     """Starts n raylets, connects this process to the first, and ends them all.
 
@@ -287,6 +289,7 @@ def local_cluster(
         idle_workers: So many processes a node may have, its actors among them, before Ray ends idle
             workers of it. By itself, -1, it ends them where there are more processes than CPUs, and
             the next task has to start another one.
+        metrics: Whether Ray's agents export metrics, new ones each second.
     """
     import ray
 
@@ -303,7 +306,8 @@ def local_cluster(
             "num_workers_soft_limit": idle_workers,
             # Nobody reads them here, and the thread that collects them in Ray 2.60 ended a worker
             # once (SIGSEGV in opentelemetry's TemporalMetricStorage::buildMetrics).
-            "enable_metrics_collection": False,
+            "enable_metrics_collection": metrics,
+            **({"metrics_report_interval_ms": 1000} if metrics else {}),
         },
     }
     with authenticated() as environment:
@@ -312,6 +316,7 @@ def local_cluster(
                 "num_cpus": num_cpus,
                 "object_store_memory": object_store_memory,
                 "resources": {node_resource(index): 1},
+                "metrics": metrics,
                 **(head if index == 0 else {}),
             }
             for index in range(n_nodes)

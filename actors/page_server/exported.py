@@ -1,0 +1,32 @@
+"""In: the engine's counters. Out: the node's metrics, each second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from clamor_ray._protocol.messages import ServerConfig
+from clamor_ray._protocol.metrics import NODE_METRICS
+from clamor_ray.actors.process.metrics_export import Exporter, start
+
+
+class _Engine(Protocol):
+    def stats(self) -> Mapping[str, int]: ...
+
+
+def export(
+    engine: _Engine, cache_bytes: int, node_id: str, config: ServerConfig
+) -> Callable[[], None]:
+    """Exports until what it returns is called.
+
+    Args:
+        engine: whose counters.
+        cache_bytes: its budget of cached blocks.
+        node_id: Ray's.
+        config: of the session.
+    """
+    if not config.has_metrics:
+        return lambda: None
+    tags = {"node": node_id, "session": config.session_name or config.job_scope}
+    exporter = Exporter(NODE_METRICS, tags)
+    return start(exporter, lambda: {"cache_budget_bytes": cache_bytes, **engine.stats()})
