@@ -25,7 +25,9 @@ WORDS = 10**5
 SPREAD_WORDS = 2 * 10**6  # several pieces, of which this node and the new one have some
 
 
-@pytest.fixture(params=[1, 2], ids=["autoscaler v1", "autoscaler v2"])
+@pytest.fixture(
+    params=[pytest.param(1, marks=pytest.mark.soak), 2], ids=["autoscaler v1", "autoscaler v2"]
+)
 def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     require_lab("local")
     monkeypatch.setenv("CLAMOR_IDLE_NODE_S", str(IDLE_NODE_S))

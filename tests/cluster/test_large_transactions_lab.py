@@ -75,7 +75,7 @@ def set_one(ref: Any, index: int, value: int) -> None:
         array[index] = value
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_random_writes_flushes_aborts_and_conflicts(three: LocalCluster, seed: int) -> None:
     """Against a plain array: each version is what the commits before it have written."""
     rng = np.random.default_rng(seed)
@@ -282,8 +282,17 @@ def kill_registry(three: LocalCluster) -> None:
     os.kill(process_sessions.current().rpc.ping(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("kill", [kill_servers, kill_registry])
-@pytest.mark.parametrize("moment", ["flush", "bring", "commit"])
+@pytest.mark.parametrize(
+    ("moment", "kill"),
+    [
+        ("flush", kill_servers),
+        pytest.param("flush", kill_registry, marks=pytest.mark.soak),
+        pytest.param("bring", kill_servers, marks=pytest.mark.soak),
+        ("bring", kill_registry),
+        ("commit", kill_servers),
+        ("commit", kill_registry),
+    ],
+)
 def test_servers_and_the_registry_are_killed_at_each_step(
     three: LocalCluster,
     monkeypatch: pytest.MonkeyPatch,

@@ -101,7 +101,10 @@ def read_until(over: Path, ref: Any, back: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", ["nothing", "page servers", "the registry too"])
+@pytest.mark.parametrize(
+    "killed",
+    ["nothing", pytest.param("page servers", marks=pytest.mark.soak), "the registry too"],
+)
 def test_a_home_moves_from_node_to_node_under_readers_and_writers(
     killed: str, lab: LocalCluster, tmp_path: Path
 ) -> None:

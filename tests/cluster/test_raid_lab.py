@@ -111,7 +111,14 @@ def wait_until_repaired() -> float:
     return time.monotonic() - began_s
 
 
-@pytest.mark.parametrize("level", LEVELS, ids=str)
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(each, marks=pytest.mark.soak) if "raid4" in str(each) else each
+        for each in LEVELS
+    ],
+    ids=str,
+)
 def test_a_node_is_lost(lab: LocalCluster, victim: int, level: dict[str, Any]) -> None:
     """With all versions; then another one. The node that joins in between has no page server: no
     process has used anything of ours there."""

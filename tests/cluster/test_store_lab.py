@@ -48,7 +48,13 @@ print(json.dumps([found.scope, stored.places()]))
 
 
 @pytest.mark.parametrize(
-    ("n_nodes", "how"), [(1, "left"), (1, "kill -9"), (3, "shutdown"), (3, "kill -9")]
+    ("n_nodes", "how"),
+    [
+        (1, "left"),
+        pytest.param(1, "kill -9", marks=pytest.mark.soak),
+        (3, "shutdown"),
+        (3, "kill -9"),
+    ],
 )
 def test_everything_is_there_again(store: Path, n_nodes: int, how: str) -> None:
     places = fill(store, n_nodes, how)
