@@ -23,15 +23,19 @@ from tests.support.lab import worker_server
 SOURCE = Path(__file__).with_name("worker_launcher.c")
 BUILD = Path(__file__).resolve().parents[3] / "build"
 BACKLOG = 256
+_directories: list[Path] = []
 COMMANDS = ("--python_worker_command=", "--runtime_env_agent_command=")
 
 
 def _launcher() -> Path | None:
-    """The program, built where it was not yet; None where there is no compiler."""
+    """The program, built where it was not yet; None where that cannot be: there is no compiler, or
+    this user may not write there."""
     compiler = shutil.which("cc")
     program = BUILD / f"worker_launcher-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}"
-    if program.exists() or compiler is None:
-        return program if program.exists() else None
+    if program.exists():
+        return program
+    if compiler is None or not os.access(BUILD if BUILD.exists() else BUILD.parent, os.W_OK):
+        return None
     BUILD.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD) as directory:  # others may build it, too
         built = Path(directory) / program.name
@@ -40,20 +44,37 @@ def _launcher() -> Path | None:
     return program
 
 
-@functools.cache
+def _rights() -> tuple[str, ...]:
+    """What a process of this thread may do, as it would have it of this one."""
+    lines = Path("/proc/thread-self/status").read_text().splitlines()
+    names = ("Uid", "Gid", "Groups", "CapEff", "CapAmb", "NoNewPrivs", "Seccomp", "Seccomp_filters")
+    return tuple(line for line in lines if line.partition(":")[0] in names)
+
+
 def _directory() -> Path | None:
-    """Starts the server. Where: the launcher's link, the socket and the parents; None: no forks."""
+    return _started(_rights())
+
+
+@functools.cache
+def _started(rights: tuple[str, ...]) -> Path | None:
+    """Starts the server. Where: the launcher's link, the socket and the parents; None: no forks.
+
+    Args:
+        rights: that its workers have: one that has others comes of another server.
+    """
     if os.environ.get("LAB_FORKED_WORKERS") == "0" or (launcher := _launcher()) is None:
         return None
     directory = Path(tempfile.mkdtemp(prefix="lab", dir=os.environ.get("RAY_TMPDIR")))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     (directory / "parents").mkdir()
+    _directories.append(directory)
     (directory / "python").symlink_to(launcher)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(directory / "workers"))
         listener.listen(BACKLOG)
         pipe, ours = os.pipe()
-        names = BUILD / f"imported-{ray.__version__}-{sys.version_info.minor}.txt"
+        home = BUILD if os.access(BUILD, os.W_OK) else directory
+        names = home / f"imported-{ray.__version__}-{sys.version_info.minor}.txt"
         arguments = [str(listener.fileno()), str(pipe), str(directory / "parents"), str(names)]
         # Whose end it waits for: the write end stays open as long as this process lives.
         subprocess.Popen(
@@ -95,6 +116,8 @@ def raylet_command(command: list[str]) -> list[str]:
 
 def parents() -> dict[int, int]:
     """Who has asked for each of the workers that live, by the worker's process."""
-    if not _directory.cache_info().currsize or (directory := _directory()) is None:
-        return {}
-    return worker_server.parents(directory / "parents")
+    return {
+        worker: launcher
+        for directory in _directories
+        for worker, launcher in worker_server.parents(directory / "parents").items()
+    }
