@@ -625,7 +625,7 @@ int pc_engine_retain(pc_engine *engine, uint64_t region, uint64_t version);
 struct pc_engine_stats {
     uint64_t regions, generations, mappings, clients, served_connections, peer_connections;
     uint64_t faults, faults_failed, faults_waiting;
-    uint64_t fault_wait_ns;            /* of all faults together: those that wait no more */
+    uint64_t fault_wait_ns;            /* of all faults together, those that wait now too */
     uint64_t fetch_requests, fetch_retries, fetch_failed, fetches_in_flight;
     uint64_t blocks_fetched, bytes_received, bytes_sent, blocks_served;
     uint64_t zero_blocks, local_blocks;
@@ -666,7 +666,7 @@ struct pc_region_stats {
      * weigh it; 0: there were none. reads: opens, and others' requests; idle_ns: since the last. */
     uint64_t fault_fetched_blocks, fault_touched_blocks, fault_trip_blocks, home_bytes, reads, idle_ns;
     uint64_t disk_bytes; /* of a home on disk, as home_bytes */
-    uint64_t faults, fault_wait_ns; /* that had to wait for blocks, and how long, together */
+    uint64_t faults, fault_wait_ns; /* that had to wait for blocks; how long, those that wait now too */
 };
 /* Returns the number of regions known here (which may exceed capacity). */
 int64_t pc_engine_region_stats(pc_engine *engine, struct pc_region_stats *out, size_t capacity);

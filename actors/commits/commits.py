@@ -32,7 +32,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
 from typing import Any, Protocol
 
 from clamor_ray import errors
@@ -158,7 +158,16 @@ class Commits:
         check_request(request)
         if self._log.answered(request.commit_id) is None:
             self._check_homes(request)
-            self._log.prepare(request)
+            with self._counting_conflicts():
+                self._log.prepare(request)
+
+    @contextlib.contextmanager
+    def _counting_conflicts(self) -> Iterator[None]:
+        try:
+            yield
+        except errors.CommitConflict:
+            self.n_conflicts += 1
+            raise
 
     async def bring(self, request: CommitRequest) -> int:
         """The home of a region fetches its layer of a commit that will be asked for: a large one's
@@ -213,19 +222,17 @@ class Commits:
             ProtocolError: A request that makes no sense.
             WaitTimeoutError: A home did not answer in time. The request may be sent again.
         """
-        try:
-            return await self._commit(request)
-        except errors.CommitConflict:
-            self.n_conflicts += 1
-            raise
-
-    async def _commit(self, request: CommitRequest) -> Committed:
         check_request(request)
         commit_id = request.commit_id
         if (answer := self._log.answered(commit_id)) is not None:
             return answer
         if (running := self._running.get(commit_id)) is not None:
             return await asyncio.shield(running)
+        with self._counting_conflicts():
+            return await self._commit(request)
+
+    async def _commit(self, request: CommitRequest) -> Committed:
+        commit_id = request.commit_id
         self._check_homes(request)
         pulls = self._pulls_of(request)
         staged_ago_s = self._staged_ago_s(request)

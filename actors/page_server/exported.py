@@ -7,7 +7,7 @@ from typing import Protocol
 
 from clamor_ray._protocol.messages import ServerConfig
 from clamor_ray._protocol.metrics import NODE_METRICS
-from clamor_ray.actors.process.metrics_export import Exporter, start
+from clamor_ray.actors.process.metrics_export import start
 
 
 class _Engine(Protocol):
@@ -17,7 +17,7 @@ class _Engine(Protocol):
 def export(
     engine: _Engine, cache_bytes: int, node_id: str, config: ServerConfig
 ) -> Callable[[], None]:
-    """Exports until what it returns is called.
+    """Exports until what it returns is called. Raises nothing: a server starts without metrics.
 
     Args:
         engine: whose counters.
@@ -28,5 +28,4 @@ def export(
     if not config.has_metrics:
         return lambda: None
     tags = {"node": node_id, "session": config.session_name or config.job_scope}
-    exporter = Exporter(NODE_METRICS, tags)
-    return start(exporter, lambda: {"cache_budget_bytes": cache_bytes, **engine.stats()})
+    return start(NODE_METRICS, tags, lambda: {"cache_budget_bytes": cache_bytes, **engine.stats()})

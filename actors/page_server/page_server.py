@@ -715,6 +715,7 @@ class PageServer:
             if self._stopped:
                 return
             self._stopped = True
+            self._end_metrics()
             arguments = (self._node_id, self._engine.server_id, reason)
             n_old = old_homes(self._engine, reason)
             try:
@@ -750,6 +751,7 @@ class PageServer:
                 if self.in_use():
                     return 0
                 self._stopped = True
+                self._end_metrics()
                 try:
                     self._away.close()
                     self._moved_homes.close()

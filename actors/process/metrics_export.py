@@ -1,8 +1,10 @@
-"""In: a process's numbers, each second. Out: Ray's metrics, as `_protocol/metrics.py` names them.
+"""In: a process's numbers. Out: Ray's metrics, as `_protocol/metrics.py` names them.
 
-It is off the way of faults: it reads what is counted anyway. A gauge is set each time: Ray's agent
-forgets one that was not set for two of its intervals. A counter gets what it has grown by. Ray
-refuses 0, and a counter that is not there has no rate: it begins with the least number there is.
+It is off the way of faults: it reads what is counted anyway. Reading may take locks, for longer
+where there are many variables: the next look waits for `SHARE` times what the last one took. A
+gauge is set each second all the same: Ray's agent forgets one that was not set for two of its
+intervals. A counter gets what it has grown by. Ray refuses 0, and a counter that is not there has
+no rate: it begins with the least number there is.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +23,7 @@ from clamor_ray._protocol.metrics import Metric
 logger = logging.getLogger("clamor_ray.metrics")
 
 INTERVAL_S = 1.0
+SHARE = 1000  # a look takes one part in so many of this process's time
 LEAST = sys.float_info.min
 
 
@@ -52,30 +56,38 @@ class Exporter:
             now = sum(numbers[source] for source in metric.sources) * metric.scale
             if metric.kind == "gauge":
                 made.set(now)
-                continue
-            grown = now - self._last.get(metric.name, 0.0)
-            self._last[metric.name] = now
-            if grown > 0:
+            elif (grown := now - self._last.get(metric.name, 0.0)) > 0:
                 made.inc(grown)
+                self._last[metric.name] = now
 
 
-def start(exporter: Exporter, numbers: Callable[[], Mapping[str, float]]) -> Callable[[], None]:
+def start(
+    metrics: Sequence[Metric], tags: Mapping[str, str], numbers: Callable[[], Mapping[str, float]]
+) -> Callable[[], None]:
     """Exports each second, on a thread of its own, until what this returns is called.
 
     Args:
-        exporter: which.
-        numbers: what is now; where it raises, nothing more is exported.
+        metrics, tags: as `Exporter`'s.
+        numbers: what is now. Where it raises, or Ray does, that is logged once, and tried again.
     """
     over = threading.Event()
 
     def work() -> None:
+        exporter: Exporter | None = None
+        found: Mapping[str, float] = {}
+        look_s, has_failed = 0.0, False
         while not over.wait(INTERVAL_S):
             try:
-                exporter.tick(numbers())
+                exporter = exporter or Exporter(metrics, tags)
+                began_s = time.monotonic()
+                if began_s >= look_s:
+                    found = numbers()
+                    look_s = began_s + SHARE * (time.monotonic() - began_s)
+                exporter.tick(found)
             except Exception as failure:  # any: nobody waits for metrics
-                if not over.is_set():
-                    logger.warning("metrics are exported no more: %r", failure)
-                return
+                if not has_failed and not over.is_set():
+                    logger.warning("metrics are not exported now: %r", failure)
+                has_failed = True
 
     threading.Thread(target=work, name="clamor-metrics", daemon=True).start()
     return over.set

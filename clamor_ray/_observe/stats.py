@@ -59,7 +59,7 @@ class EngineStats(_Counters):
         faults: faults that it has taken: touches of blocks that were absent.
         faults_failed: faults that ended with an error.
         faults_waiting: faults that wait now.
-        fault_wait_ns: how long faults have waited, together: those that wait no more.
+        fault_wait_ns: how long faults have waited, together; those that wait now, until now.
         fetch_requests: requests for blocks that it has sent.
         fetch_retries: requests that were sent again.
         fetch_failed: requests that ended with an error.
@@ -216,7 +216,7 @@ class RegionStats(_Counters):
             for some of it. A node that is drained, or is full, asks this.
         idle_ns: since the last of these; 0 where there was none.
         faults: touches of absent blocks that had to wait for them.
-        fault_wait_ns: how long these have waited, together.
+        fault_wait_ns: how long these have waited, together; those that wait now, until now.
 
     Example:
         >>> ref = clamor.put(np.arange(10**5))

@@ -27,7 +27,8 @@ WAYS: Final = ("device", "call", "user call")  # as pc_userfaultfd_probe counts 
 DEVICE: Final = "dev/userfaultfd"
 CAP_SYS_PTRACE: Final = 19
 SECCOMP_FILTERS: Final = 2
-OBJECT_STORE_SHARE: Final = 0.3  # of a node's memory: what Ray takes by itself
+OBJECT_STORE_SHARE: Final = 0.3  # of a node's memory: what Ray takes by itself, and at most
+MOST_OBJECT_STORE_BYTES: Final = 200 * 10**9
 FULL_SHARE: Final = 0.9  # of a limit: homes, cache, history, object store and heaps are below
 LEAST_MAPS: Final = 65_530
 LEAST_DESCRIPTORS: Final = 4096
@@ -35,7 +36,8 @@ LEAST_DISK_BYTES: Final = 1 << 30
 OLDEST_RAY: Final = (2, 50)
 OLDEST_SCAN: Final = (6, 7)  # Linux with PAGEMAP_SCAN
 OLDEST_SINGLE: Final = (6, 4)  # before it khugepaged may fill holes
-SETTINGS: Final = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+SETTINGS: Final = "/sys/kernel/mm/transparent_hugepage"
+SETTING: Final = "shmem_enabled"  # of all sizes, and in a folder for each
 HUGE_SETTINGS: Final = ("always", "within_size", "force")
 
 
@@ -57,6 +59,23 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Directory:
+    """One that files go to.
+
+    Args:
+        path: of it.
+        refusal: why nothing can be written there; "": it can.
+        free_bytes: there.
+        in_memory: whether its file system is memory.
+    """
+
+    path: str
+    refusal: str = ""
+    free_bytes: int = 0
+    in_memory: bool = False
+
+
+@dataclass(frozen=True)
 class Machine:
     """What was found; numbers that the kernel does not say are None.
 
@@ -65,9 +84,10 @@ class Machine:
         device_mode: the permissions of /dev/userfaultfd; None: there is none.
         seccomp: of this process: 0, none; 1, strict; 2, filters.
         may_trace: whether CAP_SYS_PTRACE is effective.
-        shmem: the setting of huge pages in shared memory; "" where the kernel has none.
+        shmem: the settings of huge pages in shared memory, by file below `SETTINGS`.
         memory_bytes: the least of the machine's and of the limits of cgroups.
-        directory: where history and spilled homes go to.
+        directories: where history and spilled homes go to, by the variable that says so; "" for
+            Ray's own.
         versions: of packages, by name.
     """
 
@@ -78,15 +98,13 @@ class Machine:
     seccomp: int = 0
     may_trace: bool = False
     kernel: str = ""
-    shmem: str = ""
+    shmem: dict[str, str] = field(default_factory=dict)
     memory_bytes: int | None = None
     available_bytes: int | None = None
     max_maps: int | None = None
     descriptors: int = resource.RLIM_INFINITY
     address_bytes: int = resource.RLIM_INFINITY
-    directory: str = ""
-    disk_free_bytes: int | None = None
-    disk_in_memory: bool = False
+    directories: dict[str, Directory] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -127,6 +145,29 @@ def _file_system(directory: Path, root: Path) -> str:
     return found[1]
 
 
+def _directory(path: str, root: Path) -> Directory:
+    try:
+        free_bytes = shutil.disk_usage(path).free
+    except OSError as refusal:
+        return Directory(path, refusal.strerror or type(refusal).__name__)
+    if not os.path.isdir(path):
+        return Directory(path, "it is no directory")
+    if not os.access(path, os.W_OK | os.X_OK):
+        return Directory(path, "this user may not write there")
+    in_memory = _file_system(Path(path), root) in ("tmpfs", "ramfs")
+    return Directory(path, "", free_bytes, in_memory)
+
+
+def _shmem(settings: Path) -> dict[str, str]:
+    """What is chosen in each file, as `huge_pages.c` looks: [always] advise never."""
+    found = {}
+    for path in (settings / SETTING, *sorted(settings.glob(f"hugepages-*/{SETTING}"))):
+        chosen = _text(path).partition("[")[2].partition("]")[0]
+        if chosen:
+            found[str(path.relative_to(settings))] = chosen
+    return found
+
+
 def probe() -> tuple[tuple[int, int, int], bool]:
     """Asks the kernel for a userfaultfd in each way: the refusals, and whether one that is given
     protects pages from writes, without which reads are recorded by the page table alone."""
@@ -151,12 +192,10 @@ def look(config: Config, root: Path = Path("/")) -> Machine:
     device_mode = None
     with contextlib.suppress(OSError):
         device_mode = stat.S_IMODE((root / DEVICE).stat().st_mode)
-    setting = _text(root / SETTINGS.lstrip("/"))
-    _, _, chosen = setting.partition("[")
-    directory = Path(config.spill_dir or config.history_dir or os.environ.get("RAY_TMPDIR", "/tmp"))
-    disk_free_bytes = None
-    with contextlib.suppress(OSError):
-        disk_free_bytes = shutil.disk_usage(directory).free
+    asked = {"CLAMOR_HISTORY_DIR": config.history_dir, "CLAMOR_SPILL_DIR": config.spill_dir}
+    directories = {name: _directory(path, root) for name, path in asked.items() if path}
+    if not directories:
+        directories = {"": _directory(os.environ.get("RAY_TMPDIR", "/tmp"), root)}
     versions = {"python": sys.version.split()[0], "clamor-ray": __version__}
     for package in ("ray", "numpy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -169,15 +208,13 @@ def look(config: Config, root: Path = Path("/")) -> Machine:
         seccomp=int(status.get("Seccomp", "0") or 0),
         may_trace=bool(int(status.get("CapEff", "0") or "0", 16) >> CAP_SYS_PTRACE & 1),
         kernel=_text(root / "proc/sys/kernel/osrelease").strip(),
-        shmem=chosen.partition("]")[0],
+        shmem=_shmem(root / SETTINGS.lstrip("/")),
         memory_bytes=memory_bytes(root),
         available_bytes=available_bytes(root),
         max_maps=_number(root / "proc/sys/vm/max_map_count"),
         descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         address_bytes=resource.getrlimit(resource.RLIMIT_AS)[0],
-        directory=str(directory),
-        disk_free_bytes=disk_free_bytes,
-        disk_in_memory=_file_system(directory, root) in ("tmpfs", "ramfs"),
+        directories=directories,
         versions=versions,
     )
 
@@ -256,17 +293,20 @@ def _trap(machine: Machine, config: Config) -> Iterator[Finding]:
 
 
 def _pages(machine: Machine) -> Iterator[Finding]:
-    if machine.shmem in HUGE_SETTINGS:
+    huge = {name: chosen for name, chosen in machine.shmem.items() if chosen in HUGE_SETTINGS}
+    if huge:
         without = 0 not in machine.refusals
+        name, chosen = next(iter(huge.items()))
         yield Finding(
             "huge pages",
             "wrong" if without else "note",
-            f"shared memory is made of huge pages ({SETTINGS} is {machine.shmem}): "
+            f"shared memory is made of huge pages ({SETTINGS}/{name} is {chosen}): "
             + ("a page server does not start" if without else "page servers copy what they send"),
-            f"Set {SETTINGS} to advise or never.",
+            f"Set {' and '.join(f'{SETTINGS}/{each}' for each in huge)} to advise or never.",
         )
     else:
-        yield Finding("huge pages", "ok", f"shared memory: {machine.shmem or 'no setting'}")
+        said = machine.shmem.get(SETTING, "no setting")
+        yield Finding("huge pages", "ok", f"shared memory: {said}")
     kernel = _kernel_of(machine.kernel)
     if kernel < OLDEST_SINGLE:
         says = "before 6.4: scans of the page table are slow"
@@ -297,29 +337,26 @@ def _memory(machine: Machine, config: Config) -> Iterator[Finding]:
         )
         return
     cache_bytes = cache_budget(config.cache_bytes, has_bytes, "")
-    store_bytes = int(OBJECT_STORE_SHARE * has_bytes)
-    sum_bytes = cache_bytes + config.history_bytes + store_bytes
-    parts = (
-        f"cache {format_bytes(cache_bytes)}, history {format_bytes(config.history_bytes)}, Ray's "
-        f"objects {format_bytes(store_bytes)}"
+    store_bytes = min(int(OBJECT_STORE_SHARE * has_bytes), MOST_OBJECT_STORE_BYTES)
+    own_bytes = cache_bytes + config.history_bytes
+    left_bytes = int(FULL_SHARE * has_bytes) - own_bytes - store_bytes
+    says = (
+        f"{format_bytes(has_bytes)}: cache {format_bytes(cache_bytes)}, history "
+        f"{format_bytes(config.history_bytes)}, Ray's objects {format_bytes(store_bytes)} where "
+        "nothing else was asked for; "
     )
-    left_bytes = int(FULL_SHARE * has_bytes) - sum_bytes
-    if left_bytes <= 0:
-        yield Finding(
-            "memory",
-            "wrong",
-            f"{format_bytes(has_bytes)}, and the budgets are {format_bytes(sum_bytes)} ({parts}): "
-            "nothing is left for variables and heaps",
-            "Give the container more memory, or lower CLAMOR_CACHE_BYTES, CLAMOR_HISTORY_BYTES or "
-            "Ray's object_store_memory.",
-        )
-    else:
-        yield Finding(
-            "memory",
-            "ok",
-            f"{format_bytes(has_bytes)}: {parts}; {format_bytes(left_bytes)} for variables and "
-            "heaps",
-        )
+    if left_bytes > 0:
+        yield Finding("memory", "ok", f"{says}{format_bytes(left_bytes)} for variables and heaps")
+        return
+    # What Ray was given nobody knows here: its share alone makes nothing wrong.
+    is_wrong = own_bytes >= FULL_SHARE * has_bytes
+    yield Finding(
+        "memory",
+        "wrong" if is_wrong else "note",
+        f"{says}nothing is left for variables and heaps",
+        "Give the container more memory, or lower CLAMOR_CACHE_BYTES or CLAMOR_HISTORY_BYTES"
+        + ("." if is_wrong else ", or Ray's object_store_memory."),
+    )
 
 
 def _limits(machine: Machine) -> Iterator[Finding]:
@@ -352,34 +389,32 @@ def _limits(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _disk(machine: Machine) -> Iterator[Finding]:
-    free_bytes = machine.disk_free_bytes
-    if free_bytes is None:
-        yield Finding(
-            "disk",
-            "wrong",
-            f"{machine.directory} cannot be looked at",
-            "CLAMOR_HISTORY_DIR and CLAMOR_SPILL_DIR are directories that exist.",
-        )
-        return
-    says = f"{format_bytes(free_bytes)} free in {machine.directory}"
-    if machine.disk_in_memory:
-        yield Finding(
-            "disk",
-            "note",
-            f"{says}, which is memory (tmpfs)",
-            "Old versions and spilled variables want a disk: CLAMOR_HISTORY_DIR, CLAMOR_SPILL_DIR.",
-        )
-    elif free_bytes < LEAST_DISK_BYTES:
-        yield Finding(
-            "disk",
-            "note",
-            says,
-            "Old versions and spilled variables find little room: CLAMOR_HISTORY_DIR, "
-            "CLAMOR_SPILL_DIR.",
-        )
-    else:
-        yield Finding("disk", "ok", says)
+def _disk(machine: Machine, config: Config) -> Iterator[Finding]:
+    for name, directory in machine.directories.items():
+        named = f"{directory.path}{name and f' ({name})'}"
+        if directory.refusal:
+            yield Finding(
+                "disk",
+                "wrong",
+                f"{named} takes no files: {directory.refusal}; no page server starts",
+                "A directory that exists on every node, and that its user may write to.",
+            )
+            continue
+        says = f"{format_bytes(directory.free_bytes)} free in {named}"
+        remedy = "Old versions and spilled variables want a disk: CLAMOR_HISTORY_DIR, "
+        if directory.in_memory:
+            wants_disk = config.cache_disk_bytes > 0
+            yield Finding(
+                "disk",
+                "wrong" if wants_disk else "note",
+                f"{says}, which is memory (tmpfs)"
+                + (": CLAMOR_CACHE_DISK_BYTES wants a disk" if wants_disk else ""),
+                f"{remedy}CLAMOR_SPILL_DIR.",
+            )
+        elif directory.free_bytes < max(LEAST_DISK_BYTES, config.cache_disk_bytes):
+            yield Finding("disk", "note", f"{says}, which is little", f"{remedy}CLAMOR_SPILL_DIR.")
+        else:
+            yield Finding("disk", "ok", says)
 
 
 def _versions(machine: Machine) -> Iterator[Finding]:
@@ -406,6 +441,6 @@ def findings(machine: Machine, config: Config) -> list[Finding]:
         *_pages(machine),
         *_memory(machine, config),
         *_limits(machine),
-        *_disk(machine),
+        *_disk(machine, config),
         *_versions(machine),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections import Counter
@@ -28,7 +29,6 @@ from clamor_ray.cli.output import (
     cluster_options,
     console,
     exits,
-    say_json,
     table,
 )
 
@@ -132,9 +132,10 @@ _COUNTERS: Final = (
 def _grown(before: Stats, after: Stats, owners: Mapping[int, Owner]) -> dict[Owner, _OfNodes]:
     """By how much each variable's counters have grown, by node."""
     old = {(node.node_id, of.region): of for node in before.nodes for of in node.regions}
+    known = {node.node_id for node in before.nodes if not node.error}
     grown: dict[Owner, _OfNodes] = {}
     for node in after.nodes:
-        for new in node.regions:
+        for new in node.regions if node.node_id in known else ():
             was = old.get((node.node_id, new.region), RegionStats())
             owner = owners.get(new.region) or Owner(new.region, f"(variable {new.region})")
             of_node = grown.setdefault(owner, {}).setdefault(node.node_id, Counter())
@@ -192,7 +193,7 @@ def rates(
     nodes = [_node_rates(old_nodes.get(node.node_id), node, seconds) for node in after.nodes]
     grown = _grown(before, after, owners)
     found = [_variable_rates(owner, of_nodes, seconds) for owner, of_nodes in grown.items()]
-    variables = [each for each in found if each.reads or each.faults]
+    variables = [each for each in found if each.reads or each.faults or each.wait_ms]
     variables.sort(key=lambda each: (-each.wait_ms, -each.faults, -each.reads, each.region))
     return nodes, variables
 
@@ -205,7 +206,7 @@ def shown(nodes: list[NodeRates], variables: list[VariableRates], seconds: float
     """Two tables."""
     heads = ["node", "faults/s", "wait ms/s", "waiting", "received", "sent", "disk", "evicted"]
     rows = [
-        (each.node_id[:ID_DIGITS], each.error)
+        (each.node_id[:ID_DIGITS], "no answer")
         if each.error
         else (
             each.node_id[:ID_DIGITS],
@@ -222,6 +223,11 @@ def shown(nodes: list[NodeRates], variables: list[VariableRates], seconds: float
     parts: list[Any] = [
         Text(f"{time.strftime('%H:%M:%S')}, the last {seconds:.1f} s", style="dim"),
         table(heads, rows, heads[1:]),
+    ]
+    parts += [
+        Text(f"{each.node_id[:ID_DIGITS]}: {each.error}", style="red")
+        for each in nodes
+        if each.error
     ]
     if variables:
         heads = ["variable", "faults/s", "wait ms/s", "fetched", "touched", "reads/s", "hot node"]
@@ -291,12 +297,13 @@ def command(
     """Shows what page servers do: faults, how long they wait, bytes moved, and which variable.
 
     `wait ms/s` is what faults have waited in a second, together: 1000 is one thread that always
-    waits. Exit status: 0; 2, it could not be asked.
+    waits. --timeout is for each answer by itself. JSON is a document a line. Exit status: 0; 2, it
+    could not be asked.
     """
     is_live = form == "text" and sys.stdout.isatty()
     if count is None and not is_live:
         count = 1
-    with connected(address, timeout_s), contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), connected(address, timeout_s):
         found = one_session(session, timeout_s, each_answer=True)
         if found.info.error:
             raise errors.NoSuchSessionError(found.info.error)
@@ -308,13 +315,12 @@ def command(
         else:
             for nodes, variables, seconds in samples:
                 if form == "json":
-                    say_json(
-                        {
-                            "seconds": seconds,
-                            "nodes": [asdict(each) for each in nodes],
-                            "variables": [asdict(each) for each in variables],
-                        }
-                    )
+                    said = {
+                        "seconds": seconds,
+                        "nodes": [asdict(each) for each in nodes],
+                        "variables": [asdict(each) for each in variables],
+                    }
+                    click.echo(json.dumps(said, sort_keys=True))
                 else:
                     console().print(shown(nodes, variables, seconds))
     return WELL

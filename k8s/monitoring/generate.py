@@ -22,7 +22,8 @@ from clamor_ray._protocol.metrics import NODE_METRICS, SESSION_METRICS
 HERE = Path(__file__).parent
 EXPORTED = {metric.name: metric.exported for metric in (*NODE_METRICS, *SESSION_METRICS)}
 WIDTH, HEIGHT, COLUMNS = 8, 8, 3
-RATE = "[1m]"  # Ray's agent has new values every 10 s
+RATE = "[$__rate_interval]"  # Grafana's: four times the interval of scrapes
+LASTING = "[5m]"  # of rules: scrapes may be a minute apart
 SESSION = 'session=~"$session"'
 
 
@@ -55,6 +56,7 @@ class Alert:
         severity: warning or critical.
         summary: what is wrong; with Prometheus' templates.
         remedy: what to do.
+        also: what lets it fire besides.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Alert:
     severity: str
     summary: str
     remedy: str
+    also: str = ""
 
 
 def _rates(legend: str, name: str) -> tuple[str, str]:
@@ -198,16 +201,16 @@ ALERTS = (
     ),
     Alert(
         "ClamorFaultsFail",
-        f"rate({{clamor_faults_failed}}{RATE})",
+        f"increase({{clamor_faults_failed}}{LASTING})",
         "0",
-        "1m",
+        "0m",
         "critical",
         "Tasks on node {{ $labels.node }} end because blocks cannot be read.",
         "Their error names variable, home and cause.",
     ),
     Alert(
         "ClamorFaultsWait",
-        f"rate({{clamor_fault_wait_seconds}}{RATE})",
+        f"rate({{clamor_fault_wait_seconds}}{LASTING})",
         "0.5 * {clamor_processes}",
         "5m",
         "warning",
@@ -216,8 +219,8 @@ ALERTS = (
     ),
     Alert(
         "ClamorCacheTooSmall",
-        f"rate({{clamor_refetched_bytes}}{RATE})",
-        f"0.5 * rate({{clamor_evicted_bytes}}{RATE})",
+        f"rate({{clamor_refetched_bytes}}{LASTING})",
+        f"0.5 * rate({{clamor_evicted_bytes}}{LASTING})",
         "5m",
         "warning",
         "Node {{ $labels.node }} fetches again what it has just evicted.",
@@ -225,16 +228,18 @@ ALERTS = (
     ),
     Alert(
         "ClamorBlocksDamaged",
-        f"increase({{clamor_damaged_blocks}}{RATE})",
+        f"increase({{clamor_damaged_blocks}}{LASTING})",
         "0",
         "0m",
         "critical",
         "Node {{ $labels.node }} has found blocks of a store without their checksum.",
         "clamor fsck, when no session has the store open; replace the disk.",
+        # What was found before the first scrape has no increase.
+        " or ({clamor_damaged_blocks} >= 1 unless {clamor_damaged_blocks} offset 5m)",
     ),
     Alert(
         "ClamorOldVersionsExpire",
-        f"rate({{clamor_history_expired_blocks}}{RATE})",
+        f"rate({{clamor_history_expired_blocks}}{LASTING})",
         "0",
         "5m",
         "warning",
@@ -323,7 +328,7 @@ def rules() -> dict[str, Any]:
                 "rules": [
                     {
                         "alert": alert.name,
-                        "expr": expression(f"{alert.value} > {alert.above}", ""),
+                        "expr": expression(f"{alert.value} > {alert.above}{alert.also}", ""),
                         "for": alert.for_,
                         "labels": {"severity": alert.severity},
                         "annotations": {"summary": alert.summary, "description": alert.remedy},

@@ -30,9 +30,27 @@ static uint64_t home_bytes(const struct pc__home *home)
            << PC_BLOCK_SHIFT;
 }
 
+/* What those that wait now have waited, in force of region.lock. */
+static uint64_t waits_ns(const struct pc__generation *generation, uint64_t now_ns)
+{
+    uint64_t sum_ns = 0;
+    pc__each(link, &generation->waiters)
+    {
+        const uint64_t since_ns = pc__of(link, struct pc__waiter, link)->since_ns;
+        sum_ns += since_ns < now_ns ? now_ns - since_ns : 0;
+    }
+    return sum_ns;
+}
+
+struct sums {
+    struct pc_engine_stats *out;
+    uint64_t now_ns;
+};
+
 static void add_sizes(void *arg, struct pc__region *region)
 {
-    struct pc_engine_stats *out = arg;
+    const struct sums *sums = arg;
+    struct pc_engine_stats *out = sums->out;
     out->regions++;
     if (region->home)
         *(region->home->base.on_disk ? &out->disk_bytes : &out->home_bytes) += home_bytes(region->home);
@@ -40,6 +58,7 @@ static void add_sizes(void *arg, struct pc__region *region)
     {
         const struct pc__generation *g = pc__of(link, struct pc__generation, link);
         out->generations++;
+        out->fault_wait_ns += waits_ns(g, sums->now_ns);
         *(g->on_disk    ? &out->disk_bytes
           : g->was_base ? &out->home_bytes
                         : &out->cached_bytes) += g->present.n_set << PC_BLOCK_SHIFT;
@@ -49,7 +68,8 @@ static void add_sizes(void *arg, struct pc__region *region)
 PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
 {
     memset(out, 0, sizeof *out);
-    each_region(engine, add_sizes, out);
+    struct sums sums = {.out = out, .now_ns = pc__now_ns()};
+    each_region(engine, add_sizes, &sums);
     struct pc__counters *c = &engine->count;
     if (engine->cache)
         out->cached_bytes = pc__cache_bytes(engine);
@@ -60,7 +80,7 @@ PC_API int pc_engine_get_stats(pc_engine *engine, struct pc_engine_stats *out)
     out->faults = pc__count_get(&c->faults);
     out->faults_failed = pc__count_get(&c->faults_failed);
     out->faults_waiting = pc__count_get(&c->faults_waiting);
-    out->fault_wait_ns = pc__count_get(&c->fault_wait_ns);
+    out->fault_wait_ns += pc__count_get(&c->fault_wait_ns);
     out->fetch_requests = pc__count_get(&c->fetch_requests);
     out->fetch_retries = pc__count_get(&c->fetch_retries);
     out->fetch_failed = pc__count_get(&c->fetch_failed);
@@ -154,12 +174,15 @@ static void list_region(void *arg, struct pc__region *region)
                                     .length_bytes = region->length_bytes,
                                     .is_home = region->home != NULL,
                                     .leaves_home = region->former != NULL,
-                                    .mappings = region->mappings};
+                                    .mappings = region->mappings,
+                                    .faults = region->faults,
+                                    .fault_wait_ns = region->fault_wait_ns};
     /* Of several generations: of the fullest. */
     pc__each(link, &region->generations)
     {
         const struct pc__generation *g = pc__of(link, struct pc__generation, link);
         out->generations++;
+        out->fault_wait_ns += waits_ns(g, list->now_ns);
         if (g->present.n_set < out->present_blocks)
             continue;
         out->present_blocks = g->present.n_set;
@@ -171,8 +194,6 @@ static void list_region(void *arg, struct pc__region *region)
         out->fault_touched_blocks = region->pages->budget.touched;
         out->fault_trip_blocks = region->pages->trip_blocks;
     }
-    out->faults = region->faults;
-    out->fault_wait_ns = region->fault_wait_ns;
     const uint64_t read_ns = pc__count_get(&region->read_ns);
     out->reads = pc__count_get(&region->reads);
     out->idle_ns = read_ns && read_ns < list->now_ns ? list->now_ns - read_ns : 0;

@@ -222,11 +222,11 @@ def test_spread_redundant_and_on_disk(three: LocalCluster, tmp_path: Path) -> No
 
 
 def test_zeros_that_no_machine_could_hold(three: LocalCluster, tmp_path: Path) -> None:
-    n = (1 << 40) // 8
+    n = (1 << 38) // 8
     ref = clamor.zeros(n, np.int64, name="sparse")
-    spread = clamor.zeros(n // 16, np.int64, name="spread", home="spread")
+    spread = clamor.zeros(n // 64, np.int64, name="spread", home="spread")
     at = [0, 1, n // 2, n - 1]
-    for each, places in ((ref, at), (spread, [5, n // 32])):
+    for each, places in ((ref, at), (spread, [5, n // 128])):
         with clamor.update(each) as x:
             x[places] = 7
     made = clamor.checkpoint(tmp_path)
@@ -237,7 +237,7 @@ def test_zeros_that_no_machine_could_hold(three: LocalCluster, tmp_path: Path) -
     got = back["sparse"].get()
     assert got[at].tolist() == [7] * 4
     assert int(got[12345678]) == 0
-    assert back["spread"].get()[[5, n // 32, 6]].tolist() == [7, 7, 0]
+    assert back["spread"].get()[[5, n // 128, 6]].tolist() == [7, 7, 0]
     assert sum(node.engine.home_bytes for node in clamor.stats().nodes) <= home_bytes + MIB
 
 

@@ -66,7 +66,7 @@ def test_the_trap_of_each_container(
 
 def test_a_limit_below_the_budgets() -> None:
     require_containers()
-    _, found = examined(Container(limit_bytes=600 << 20))
+    _, found = examined(Container(limit_bytes=300 << 20))
     assert found["memory"]["level"] == "wrong"
-    assert found["memory"]["says"].startswith("600.0 MiB, and the budgets are")
+    assert found["memory"]["says"].startswith("300.0 MiB: cache 75.0 MiB, history 256.0 MiB")
     assert "CLAMOR_HISTORY_BYTES" in found["memory"]["remedy"]

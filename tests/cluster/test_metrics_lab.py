@@ -153,7 +153,10 @@ def test_each_panel_and_rule_has_data(lab: LocalCluster, prometheus: Prometheus)
     with futures.ThreadPoolExecutor(1) as pool:
         worked = pool.submit(work)
         try:
-            lacking = [generate.expression(each, 'session=~".*"') for each in panels + rules]
+            lacking = [
+                generate.expression(each, 'session=~".*"').replace("$__rate_interval", "30s")
+                for each in panels + rules
+            ]
             deadline = time.monotonic() + SEEN_S
             while lacking and time.monotonic() < deadline and not worked.done():
                 time.sleep(1.0)
@@ -164,6 +167,7 @@ def test_each_panel_and_rule_has_data(lab: LocalCluster, prometheus: Prometheus)
     assert lacking == []
     for alert in generate.ALERTS:  # both sides have the same labels, and the rule is evaluated
         prometheus.ask(generate.expression(f"{alert.value} > bool {alert.above}", ""))
+        prometheus.ask(generate.expression(f"{alert.value} > {alert.above}{alert.also}", ""))
     compared = generate.expression("{clamor_faults} > bool 0 * {clamor_processes}", "")
     assert len(prometheus.ask(compared)) == 2
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from clamor_ray._protocol.config import Config
-from clamor_ray.cli.machine import Finding, Machine, findings, look
+from clamor_ray.cli.machine import Directory, Finding, Machine, findings, look
 from clamor_ray.cli.main import main
 
 GIB = 1 << 30
@@ -20,13 +20,12 @@ WELL = Machine(
     refusals=(0, 0, 0),
     device_mode=0o666,
     kernel="6.18.4-cloud",
-    shmem="never",
+    shmem={"shmem_enabled": "never"},
     memory_bytes=16 * GIB,
     available_bytes=12 * GIB,
     max_maps=65_530,
     descriptors=20_000,
-    directory="/data",
-    disk_free_bytes=100 * GIB,
+    directories={"CLAMOR_SPILL_DIR": Directory("/data", "", 100 * GIB)},
     versions={"clamor-ray": "0.1.0", "ray": "2.60.0", "python": "3.11.7"},
 )
 
@@ -40,8 +39,8 @@ def test_all_is_well() -> None:
     assert {each.level for each in found.values()} == {"ok"}
     assert not any(each.remedy for each in found.values())
     assert found["memory"].says == (
-        "16.0 GiB: cache 4.0 GiB, history 256.0 MiB, Ray's objects 4.8 GiB; 5.3 GiB for variables "
-        "and heaps"
+        "16.0 GiB: cache 4.0 GiB, history 256.0 MiB, Ray's objects 4.8 GiB where nothing else was "
+        "asked for; 5.3 GiB for variables and heaps"
     )
 
 
@@ -63,9 +62,21 @@ def test_all_is_well() -> None:
             "seccomp profile",
         ),
         ({"has_write_protect": False}, "exact reads", "note", "groups of 16 pages", "Linux 5.19"),
-        ({"shmem": "always"}, "huge pages", "note", "copy what they send", "advise or never"),
         (
-            {"shmem": "within_size", "refusals": (errno.EPERM,) * 3},
+            {"shmem": {"shmem_enabled": "always"}},
+            "huge pages",
+            "note",
+            "copy what they send",
+            "advise or never",
+        ),
+        (
+            {
+                "shmem": {
+                    "shmem_enabled": "never",
+                    "hugepages-64kB/shmem_enabled": "within_size",
+                },
+                "refusals": (errno.EPERM,) * 3,
+            },
             "huge pages",
             "wrong",
             "does not start",
@@ -73,15 +84,40 @@ def test_all_is_well() -> None:
         ),
         ({"kernel": "6.1.0-13-amd64"}, "kernel", "note", "before 6.4", "6.7"),
         ({"kernel": "6.5.1"}, "kernel", "note", "PAGEMAP_SCAN", "6.7"),
-        ({"memory_bytes": GIB // 2}, "memory", "wrong", "nothing is left", "more memory"),
+        ({"memory_bytes": GIB // 2}, "memory", "note", "nothing is left", "object_store_memory"),
+        (
+            {"memory_bytes": 300 << 20},
+            "memory",
+            "wrong",
+            "nothing is left",
+            "CLAMOR_HISTORY_BYTES.",
+        ),
         ({"memory_bytes": None}, "memory", "note", "does not say", ""),
         ({"descriptors": 1024}, "descriptors", "wrong", "1,024", "ulimit -Hn"),
         ({"descriptors": resource.RLIM_INFINITY}, "descriptors", "ok", "no limit", ""),
         ({"max_maps": 1000}, "maps", "note", "1,000", "vm.max_map_count"),
         ({"address_bytes": 8 * GIB}, "addresses", "wrong", "8.0 GiB", "ulimit -v unlimited"),
-        ({"disk_free_bytes": None}, "disk", "wrong", "/data cannot", "CLAMOR_HISTORY_DIR"),
-        ({"disk_free_bytes": 1 << 20}, "disk", "note", "1.0 MiB free", "CLAMOR_SPILL_DIR"),
-        ({"disk_in_memory": True}, "disk", "note", "tmpfs", "want a disk"),
+        (
+            {"directories": {"X": Directory("/d", "gone")}},
+            "disk",
+            "wrong",
+            "/d (X) takes",
+            "exists",
+        ),
+        (
+            {"directories": {"": Directory("/d", "", 1 << 20)}},
+            "disk",
+            "note",
+            "1.0 MiB",
+            "_SPILL_DIR",
+        ),
+        (
+            {"directories": {"": Directory("/d", "", 9 * GIB, in_memory=True)}},
+            "disk",
+            "note",
+            "tmpfs",
+            "want a disk",
+        ),
         ({"versions": {"ray": "2.49.1"}}, "versions", "wrong", "2.49.1", "Ray 2.50 or later"),
         ({"versions": {"python": "3.11"}}, "versions", "wrong", "Ray is not here", "pip install"),
     ],
@@ -102,18 +138,24 @@ def test_a_setting_that_cannot_be() -> None:
     assert of(replace(WELL, refusals=(errno.EPERM,) * 3), trap="uffd")["trap"].level == "wrong"
     asked = of(WELL, trap="sigsegv")["trap"]
     assert (asked.level, asked.says) == ("note", "sigsegv, because CLAMOR_TRAP says so")
+    of_memory = Directory("/d", "", 9 * GIB, in_memory=True)
+    on_memory = of(replace(WELL, directories={"": of_memory}), cache_disk_bytes="1GiB")["disk"]
+    assert (on_memory.level, "wants a disk" in on_memory.says) == ("wrong", True)
     cache = of(WELL, cache_bytes="17GiB")["memory"]
     assert cache.level == "wrong"
     assert "Set it to 4.0 GiB" in cache.remedy
 
 
 def test_this_machine_is_looked_at(tmp_path: Path) -> None:
-    machine = look(Config.from_env({}, spill_dir=str(tmp_path)))
+    machine = look(Config.from_env({}, spill_dir=str(tmp_path), history_dir="/nothing/there"))
     assert machine.trap in ("uffd", "uffd-user", "sigsegv")
     assert machine.kernel
     assert machine.memory_bytes
-    assert machine.disk_free_bytes
-    assert machine.directory == str(tmp_path)
+    assert machine.directories["CLAMOR_SPILL_DIR"].free_bytes
+    assert machine.directories["CLAMOR_HISTORY_DIR"].refusal == "No such file or directory"
+    (tmp_path / "file").touch()
+    file = look(Config.from_env({}, spill_dir=str(tmp_path / "file"))).directories
+    assert file["CLAMOR_SPILL_DIR"].refusal == "it is no directory"
     assert machine.versions.keys() >= {"ray", "numpy", "python", "clamor-ray"}
 
 
@@ -126,15 +168,17 @@ def test_another_root(tmp_path: Path) -> None:
         "proc/sys/vm/max_map_count": "4096\n",
         "proc/meminfo": "MemTotal: 1048576 kB\nMemAvailable: 524288 kB\n",
         "sys/kernel/mm/transparent_hugepage/shmem_enabled": "always [within_size] never",
+        "sys/kernel/mm/transparent_hugepage/hugepages-64kB/shmem_enabled": "always [inherit]",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     machine = look(Config.from_env({}, spill_dir="/tmp"), tmp_path)
-    assert (machine.seccomp, machine.may_trace, machine.shmem) == (2, True, "within_size")
+    assert (machine.seccomp, machine.may_trace) == (2, True)
+    assert list(machine.shmem.values()) == ["within_size", "inherit"]
     assert (machine.kernel, machine.max_maps, machine.device_mode) == ("5.15.0-1", 4096, None)
     assert (machine.memory_bytes, machine.available_bytes) == (GIB, GIB // 2)
-    assert machine.disk_in_memory
+    assert machine.directories["CLAMOR_SPILL_DIR"].in_memory
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_pieces_are_one_variable_and_the_slowest_goes_first() -> None:
     def looks(faults: int, wait_ms: int) -> RegionStats:
         return RegionStats(region=8, faults=faults, fault_wait_ns=wait_ms * MS)
 
-    before = Stats(nodes=(node(A, (looks(1, 10), RegionStats(region=3, reads=5))),))
+    before = Stats(nodes=(node(A, (looks(1, 10), RegionStats(region=3, reads=5))), node(B)))
     after = Stats(
         nodes=(
             node(
@@ -82,13 +82,32 @@ def test_pieces_are_one_variable_and_the_slowest_goes_first() -> None:
     assert (quick.name, quick.reads, quick.hot_node) == ("(variable 3)", 2.0, "")
 
 
+def test_a_node_that_did_not_answer_before_has_no_rates() -> None:
+    def look(faults: int) -> RegionStats:
+        return RegionStats(region=8, faults=faults, fault_wait_ns=faults)
+
+    silent = Stats(nodes=(node(A, error="it is busy"),))
+    _, variables = rates(silent, Stats(nodes=(node(A, (look(10**6),)),)), 1.0, {8: SPREAD})
+    assert variables == []
+
+
+def test_a_wait_that_goes_on_is_shown() -> None:
+    before, after = (
+        Stats(nodes=(node(A, (RegionStats(region=8, fault_wait_ns=ms * MS),)),)) for ms in (5, 905)
+    )
+    _, (waits,) = rates(before, after, 1.0, {8: SPREAD})
+    assert (waits.wait_ms, waits.faults, waits.hot_node) == (900.0, 0.0, A)
+
+
 def test_what_is_shown() -> None:
     nodes, _ = rates(Stats(), Stats(nodes=(node(A, error="it is gone"), node(B))), 1.0, {})
-    out = Console(width=120, record=True, file=None)
+    out = Console(width=110, record=True, file=None)
     with out.capture() as captured:
         out.print(shown(nodes, [], 1.0))
     text = captured.get()
-    assert "it is gone" in text
+    assert f"{A[:12]}: it is gone" in text
+    assert "no answer" in text
+    assert "faults/s" in text
     assert B[:12] in text
     assert "No variable was read." in text
     many = [VariableRates(f"v{i}", i, faults=1.0) for i in range(MOST_VARIABLES + 2)]

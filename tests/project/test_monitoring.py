@@ -84,6 +84,30 @@ QUIET: dict[str, list[dict[str, str]]] = {
 }
 
 
+# What may happen once, and is to be said.
+ONCE = {
+    "ClamorFaultsFail": "ray_clamor_faults_failed_total",
+    "ClamorBlocksDamaged": "ray_clamor_damaged_blocks_total",
+}
+
+
+def test_damage_that_was_found_before_the_first_scrape_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "test.yaml"
+    late = {"series": f"ray_clamor_damaged_blocks_total{NODE}", "values": "_x20 3x40"}
+    test = {
+        "interval": "15s",
+        "input_series": [late],
+        "alert_rule_test": [{"eval_time": "6m", "alertname": "ClamorBlocksDamaged"}],
+    }
+    rules = str(MONITORING / "rules.yaml")
+    path.write_text(yaml.safe_dump({"rule_files": [rules], "tests": [test]}))
+    promtool("--version")
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=60
+    )
+    assert "critical" in done.stdout + done.stderr  # it fires; nothing was expected
+
+
 def test_files_are_what_the_table_makes() -> None:
     assert generate.main(["--check"]) == 0
 
@@ -139,6 +163,9 @@ def test_each_rule_fires_when_it_is_to(alert: str, tmp_path: Path) -> None:
 
     promtool("--version")
     assert run(case(QUIET[alert], late, fires=False)) == ""
+    once = {**series(f"{ONCE[alert]}", 0, NODE), "values": "0x40 1x40"} if alert in ONCE else None
+    if once is not None:  # it happens once, and is said
+        assert f'severity="{rule.severity}"' in run(case([once], "11m", fires=False))
     # Promtool compares an alert's labels and texts, too: what it got is in what it says.
     got = run(case(FIRES[alert], late, fires=False))
     assert f'severity="{rule.severity}"' in got

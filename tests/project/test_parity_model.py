@@ -66,7 +66,11 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize(
-    "run", [pytest.param(run, marks=LONG if "two losses" in run else ()) for run in RUNS]
+    "run",
+    [
+        pytest.param(run, marks=LONG if "two losses" in run or run == "one loss" else ())
+        for run in RUNS
+    ],
 )
 def test_the_model_of_parity_holds(run: str) -> None:
     switches, cflags = RUNS[run]

@@ -69,7 +69,8 @@ struct pc__region;
 struct pc__counters {
     _Atomic uint64_t mappings, clients, served_connections, peer_connections;
     _Atomic uint64_t leases_at_stop; /* that connections had when their loop ended */
-    _Atomic uint64_t faults, faults_failed, faults_waiting, fault_wait_ns;
+    _Atomic uint64_t faults, faults_failed, faults_waiting;
+    _Atomic uint64_t fault_wait_ns; /* of those that wait no more */
     _Atomic uint64_t fetch_requests, fetch_retries, fetch_failed, fetches_in_flight;
     _Atomic uint64_t blocks_fetched, bytes_received, bytes_sent, blocks_served;
     _Atomic uint64_t zero_blocks, local_blocks, prefetch_requests, prefetched_blocks;

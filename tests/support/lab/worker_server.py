@@ -21,6 +21,7 @@ import contextlib
 import gc
 import importlib
 import os
+import resource
 import runpy
 import select
 import signal
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 N_OUTPUTS = 3
+REQUEST_S = 10.0  # that a launcher has to say what it wants
 # What a process reads when it begins, or a module when it is imported: a worker that has another
 # one is none for a fork.
 READ_EARLY = ("PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_", "MALLOC_", "GLIBC_", "GRPC_")
@@ -127,8 +129,35 @@ def _import_all(names: Path) -> None:
     del sys.path[0]
 
 
+def _cgroups(process: int | str) -> dict[str, str]:
+    """Path of each hierarchy that it is in, below /sys/fs/cgroup."""
+    found = {}
+    for line in Path(f"/proc/{process}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        found[controllers.removeprefix("name=")] = path
+    return found
+
+
+def _be_like(process: int) -> None:
+    """What a fork has of its parent, as if that were the process that asked for it."""
+    own = _cgroups("self")
+    for controllers, path in _cgroups(process).items():
+        if own.get(controllers) != path:
+            tasks = Path("/sys/fs/cgroup", controllers, path.lstrip("/"), "cgroup.procs")
+            tasks.write_text(str(os.getpid()))
+    for number in {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}:
+        resource.setrlimit(number, resource.prlimit(process, number))
+    os.sched_setaffinity(0, os.sched_getaffinity(process))
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, process))
+    Path("/proc/self/oom_score_adj").write_text(Path(f"/proc/{process}/oom_score_adj").read_text())
+
+
 def _become(
-    directory: str, arguments: list[str], variables: dict[str, str], outputs: list[int]
+    launcher: int,
+    directory: str,
+    arguments: list[str],
+    variables: dict[str, str],
+    outputs: list[int],
 ) -> None:
     """The worker: never returns."""
     code = 1
@@ -138,6 +167,7 @@ def _become(
         for to, fd in enumerate(outputs):
             os.dup2(fd, to)
             os.close(fd)
+        _be_like(launcher)
         os.chdir(directory)
         os.environ.clear()
         os.environ.update(variables)
@@ -193,7 +223,7 @@ class Server:
                     self._ended(fd)
                 elif fd in self._connections:  # its launcher was killed: so is the worker
                     self._poll.unregister(fd)
-                    pid, _ = self._workers[self._connections[fd]]
+                    pid, _ = self._workers[self._connections.pop(fd)]
                     os.kill(pid, signal.SIGKILL)
             if new:  # last: it gets the number of a descriptor that has just been closed
                 connection, _ = self._listener.accept()
@@ -201,6 +231,7 @@ class Server:
                     self._start(connection)
 
     def _start(self, connection: socket.socket) -> None:
+        connection.settimeout(REQUEST_S)
         texts, outputs = _received(connection)
         directory, n_arguments, *rest = (os.fsdecode(text) for text in texts)
         arguments, pairs = rest[: int(n_arguments)], rest[int(n_arguments) :]
@@ -210,18 +241,18 @@ class Server:
                 os.close(fd)
             connection.close()
             return
+        launcher = struct.unpack(
+            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )[0]
         pid = os.fork()
         if pid == 0:
             for fd in (self._poll.fileno(), self._pipe, *self._workers):
                 os.close(fd)
             for one in (self._listener, connection, *(c for _, c in self._workers.values())):
                 one.close()
-            _become(directory, arguments, variables, outputs)
+            _become(launcher, directory, arguments, variables, outputs)
         for fd in outputs:
             os.close(fd)
-        launcher = struct.unpack(
-            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        )[0]
         (self._directory / str(pid)).write_text(str(launcher))
         pidfd = os.pidfd_open(pid)
         self._workers[pidfd] = pid, connection
@@ -235,7 +266,9 @@ class Server:
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(OSError):
             (self._directory / str(pid)).unlink()
-        del self._connections[connection.fileno()]
+        if self._connections.pop(connection.fileno(), None) is not None:
+            # By hand: a worker that was just forked has it open still, and the poll would go on.
+            self._poll.unregister(connection.fileno())
         with contextlib.suppress(OSError):
             connection.sendall(struct.pack("<i", status))
         connection.close()
