@@ -156,6 +156,9 @@ static void check_who_waits(int trap, int new_home)
     SOON(reader->homes_asked == 1);
     prepare(&w, home);
     CHECK(stats_of(reader).faults_waiting == 1);
+    const uint64_t waited_ns = stats_of(reader).fault_wait_ns; /* it waits still, and that counts */
+    usleep(20000);
+    CHECK(waited_ns > 0 && stats_of(reader).fault_wait_ns >= waited_ns + 20 * 1000000ull);
     activate(&w, home);
     OK(pc_engine_set_homes(reader->engine, w.info.region, &home->id, 1));
     reader->hold_home = false;
