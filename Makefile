@@ -22,7 +22,7 @@ C_FILES := $(filter-out pagecache_c/tests/%,$(wildcard pagecache_c/*.h pagecache
 EXTENSION := clamor_ray/_pagecache.abi3.so
 FUZZ_SECONDS ?= 20
 PYTEST_ARGS ?=
-# pytest processes at a time: two cores have time for three, which often wait.
+# pytest processes at a time: two cores have time for four, which often wait.
 SHARDS ?= 4
 
 .PHONY: help setup ext demo test test-c test-py soak soak-c soak-fuzz soak-py soak-bench model house lint format linked typecheck imports bench dist clean
