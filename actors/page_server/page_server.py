@@ -24,7 +24,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import ray
@@ -111,6 +111,7 @@ class PageServer:
     """
 
     _store: StorePart | None = None
+    _end_metrics: Callable[[], None] = staticmethod(lambda: None)  # before it has begun
 
     def __init__(self, registry: Any, config: ServerConfig, node_id: str) -> None:
         throttle("clamor_ray.page_server")
