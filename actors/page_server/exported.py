@@ -7,7 +7,7 @@ from typing import Protocol
 
 from clamor_ray._protocol.messages import ServerConfig
 from clamor_ray._protocol.metrics import NODE_METRICS
-from clamor_ray.actors.process.metrics_export import start
+from clamor_ray.actors.process.metrics_export import Export, start
 
 
 class _Engine(Protocol):
@@ -28,4 +28,5 @@ def export(
     if not config.has_metrics:
         return lambda: None
     tags = {"node": node_id, "session": config.session_name or config.job_scope}
-    return start(NODE_METRICS, tags, lambda: {"cache_budget_bytes": cache_bytes, **engine.stats()})
+    budget = {"cache_budget_bytes": cache_bytes}
+    return start(Export(NODE_METRICS, tags, lambda: {**budget, **engine.stats()}))

@@ -61,33 +61,52 @@ class Exporter:
                 self._last[metric.name] = now
 
 
-def start(
-    metrics: Sequence[Metric], tags: Mapping[str, str], numbers: Callable[[], Mapping[str, float]]
-) -> Callable[[], None]:
-    """Exports each second, on a thread of its own, until what this returns is called.
+class Export:
+    """Of numbers that take time to look at. It raises nothing: nobody waits for metrics.
 
     Args:
         metrics, tags: as `Exporter`'s.
         numbers: what is now. Where it raises, or Ray does, that is logged once, and tried again.
     """
+
+    def __init__(
+        self,
+        metrics: Sequence[Metric],
+        tags: Mapping[str, str],
+        numbers: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self._metrics, self._tags, self._numbers = metrics, tags, numbers
+        self._exporter: Exporter | None = None
+        self._found: Mapping[str, float] = {}
+        self._look_s = 0.0
+        self._has_failed = False
+
+    def tick(self, quick: Mapping[str, float] | None = None) -> None:
+        """Exports what is now.
+
+        Args:
+            quick: further numbers, which cost nothing.
+        """
+        try:
+            self._exporter = self._exporter or Exporter(self._metrics, self._tags)
+            began_s = time.monotonic()
+            if began_s >= self._look_s:
+                self._found = self._numbers()
+                self._look_s = began_s + SHARE * (time.monotonic() - began_s)
+            self._exporter.tick({**self._found, **(quick or {})})
+        except Exception as failure:  # any
+            if not self._has_failed:
+                logger.warning("metrics are not exported now: %r", failure)
+            self._has_failed = True
+
+
+def start(export: Export) -> Callable[[], None]:
+    """Exports each second, on a thread of its own, until what this returns is called."""
     over = threading.Event()
 
     def work() -> None:
-        exporter: Exporter | None = None
-        found: Mapping[str, float] = {}
-        look_s, has_failed = 0.0, False
         while not over.wait(INTERVAL_S):
-            try:
-                exporter = exporter or Exporter(metrics, tags)
-                began_s = time.monotonic()
-                if began_s >= look_s:
-                    found = numbers()
-                    look_s = began_s + SHARE * (time.monotonic() - began_s)
-                exporter.tick(found)
-            except Exception as failure:  # any: nobody waits for metrics
-                if not has_failed and not over.is_set():
-                    logger.warning("metrics are not exported now: %r", failure)
-                has_failed = True
+            export.tick()
 
     threading.Thread(target=work, name="clamor-metrics", daemon=True).start()
     return over.set

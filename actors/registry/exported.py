@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 
 from clamor_ray._protocol.messages import ServerConfig
 from clamor_ray._protocol.metrics import SESSION_METRICS
-from clamor_ray.actors.process.metrics_export import INTERVAL_S, Exporter
-
-SLOW_S = 10.0  # between two looks at each variable
+from clamor_ray.actors.process.metrics_export import INTERVAL_S, Export
 
 
 async def export(
@@ -22,15 +20,12 @@ async def export(
     Args:
         config: of the session.
         quick: what costs nothing.
-        slow: what looks at each variable: asked for every `SLOW_S`.
+        slow: what looks at each variable: asked for as seldom as it is slow.
     """
     if not config.has_metrics:
         return
-    exporter = Exporter(SESSION_METRICS, {"session": config.session_name or config.job_scope})
-    loop = asyncio.get_running_loop()
-    looked_s, found = 0.0, slow()
+    tags = {"session": config.session_name or config.job_scope}
+    exports = Export(SESSION_METRICS, tags, slow)
     while True:
-        if loop.time() - looked_s >= SLOW_S:
-            found, looked_s = slow(), loop.time()
-        exporter.tick({**found, **quick()})
+        exports.tick(quick())
         await asyncio.sleep(INTERVAL_S)

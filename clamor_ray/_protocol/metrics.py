@@ -10,9 +10,6 @@ from typing import Final, Literal
 
 from clamor_ray._native.base import BLOCK_BYTES
 
-NODE_TAGS: Final = ("node", "session")
-SESSION_TAGS: Final = ("session",)
-
 
 @dataclass(frozen=True)
 class Metric:

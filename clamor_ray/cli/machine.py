@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from clamor_ray._native import base
 from clamor_ray._objects.layout import format_bytes
-from clamor_ray._objects.memory import available_bytes, cache_budget, memory_bytes
+from clamor_ray._objects.memory import cache_budget, memory_bytes
 from clamor_ray._protocol.config import Config
 from clamor_ray._version import __version__
 
@@ -100,7 +100,6 @@ class Machine:
     kernel: str = ""
     shmem: dict[str, str] = field(default_factory=dict)
     memory_bytes: int | None = None
-    available_bytes: int | None = None
     max_maps: int | None = None
     descriptors: int = resource.RLIM_INFINITY
     address_bytes: int = resource.RLIM_INFINITY
@@ -210,7 +209,6 @@ def look(config: Config, root: Path = Path("/")) -> Machine:
         kernel=_text(root / "proc/sys/kernel/osrelease").strip(),
         shmem=_shmem(root / SETTINGS.lstrip("/")),
         memory_bytes=memory_bytes(root),
-        available_bytes=available_bytes(root),
         max_maps=_number(root / "proc/sys/vm/max_map_count"),
         descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         address_bytes=resource.getrlimit(resource.RLIMIT_AS)[0],

@@ -9,7 +9,7 @@ import pytest
 
 from clamor_ray._protocol.metrics import Metric
 from clamor_ray.actors.process import metrics_export
-from clamor_ray.actors.process.metrics_export import LEAST, Exporter
+from clamor_ray.actors.process.metrics_export import LEAST, Export, Exporter
 from tests.conftest import until
 
 METRICS = (
@@ -73,7 +73,7 @@ def test_what_cannot_be_counted_is_tried_again(
         return {"disk": 1, "files": 0, "homes": 0}
 
     monkeypatch.setattr(metrics_export, "SHARE", 0)
-    end = metrics_export.start(METRICS, {}, numbers)
+    end = metrics_export.start(Export(METRICS, {}, numbers))
     until(lambda: len(calls) > 5, 10)
     end()
     assert caplog.text.count("metrics are not exported now: OSError('gone')") == 1
@@ -88,7 +88,7 @@ def test_a_slow_look_is_seldom(made: dict[str, Fake], monkeypatch: pytest.Monkey
         time.sleep(0.01)
         return {"disk": 1, "files": 0, "homes": 3}
 
-    end = metrics_export.start(METRICS, {}, numbers)
+    end = metrics_export.start(Export(METRICS, {}, numbers))
     until(lambda: len(made["clamor_homes"].said) > 5 if "clamor_homes" in made else False, 10)
     end()
     assert len(looks) == 1  # the next one in 10 s
@@ -103,7 +103,7 @@ def test_it_ends(made: dict[str, Fake], monkeypatch: pytest.MonkeyPatch) -> None
         return {"disk": 1, "files": 0, "homes": 0}
 
     monkeypatch.setattr(metrics_export, "SHARE", 0)
-    end = metrics_export.start(METRICS, {}, numbers)
+    end = metrics_export.start(Export(METRICS, {}, numbers))
     until(lambda: len(calls) > 2, 10)
     end()
     time.sleep(0.1)

@@ -158,7 +158,6 @@ void pc__fault(struct pc__loop *loop, struct pc__session *session, uint64_t addr
                                   .mapping_id = mapping->id,
                                   .mapping_address = mapping->address,
                                   .block = block,
-                                  .since_ns = pc__now_ns(),
                                   .slot = slot};
     pc__count_add(&engine->count.faults, 1);
     struct pc__batch urgent, ahead;
@@ -173,6 +172,7 @@ void pc__fault(struct pc__loop *loop, struct pc__session *session, uint64_t addr
         return;
     }
     bool in_flight = pc__blockset_has(&generation->in_flight, block);
+    waiter->since_ns = pc__now_ns(); /* of those that wait alone */
     pc__link_push(&generation->waiters, &waiter->link);
     pc__count_add(&engine->count.faults_waiting, 1);
     const struct pc_run one = {.first_block = block, .n_blocks = 1};
