@@ -61,15 +61,19 @@ def descendants(pid: int) -> list[int]:
 LOW_PORTS = range(10_000, 32_000)  # below those that the kernel gives away by itself
 
 
-def agent_ports() -> dict[str, int]:
-    """Ports of a node's agents, by Ray's names, which nobody has."""
+def agent_ports(taken: int | None = None) -> dict[str, int]:
+    """Ports of a node's agents, by Ray's names, which nobody has.
+
+    Args:
+        taken: one that is another's, who may not listen yet.
+    """
     ports: dict[str, int] = {}
     for name in ("metrics_agent", "metrics_export", "dashboard_agent_listen", "runtime_env_agent"):
         while name not in ports:
             port = random.SystemRandom().choice(LOW_PORTS)
             with contextlib.suppress(OSError), socket.socket() as sock:
                 sock.bind(("", port))
-                if port not in ports.values():
+                if port not in (taken, *ports.values()):
                     ports[name] = port
     return {f"{name}_port": port for name, port in ports.items()}
 
@@ -100,8 +104,8 @@ def add(cluster: Any, *, metrics: bool = False, **options: Any) -> Any:
     from ray._private import ray_constants, services
     from ray._private.node import Node
 
-    ports = agent_ports()
     head = cluster.head_node
+    ports = agent_ports(head and head.runtime_env_agent_port)
     dashboard = bool(options.get("include_dashboard"))
     has_agent = dashboard or metrics
     start = Node.start_raylet

@@ -24,6 +24,8 @@ SOURCE = Path(__file__).with_name("worker_launcher.c")
 BUILD = Path(__file__).resolve().parents[3] / "build"
 BACKLOG = 256
 _directories: list[Path] = []
+# Read early: a test may give its own clusters another place, which goes with it.
+TEMPORARY = os.environ.get("RAY_TMPDIR")
 COMMANDS = ("--python_worker_command=", "--runtime_env_agent_command=")
 
 
@@ -64,7 +66,7 @@ def _started(rights: tuple[str, ...]) -> Path | None:
     """
     if os.environ.get("LAB_FORKED_WORKERS") == "0" or (launcher := _launcher()) is None:
         return None
-    directory = Path(tempfile.mkdtemp(prefix="lab", dir=os.environ.get("RAY_TMPDIR")))
+    directory = Path(tempfile.mkdtemp(prefix="lab", dir=TEMPORARY))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     (directory / "parents").mkdir()
     _directories.append(directory)
