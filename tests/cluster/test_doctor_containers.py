@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.lab.containers import Container, default_seccomp, require_containers, run
+from tests.support.lab.containers import (
+    Container,
+    default_seccomp,
+    own_seccomp,
+    require_containers,
+    run,
+)
 
 pytestmark = [pytest.mark.lab, pytest.mark.root]
 
@@ -40,8 +46,8 @@ def examined(container: Container) -> tuple[str, dict[str, dict[str, str]]]:
             USER, (), "default", 0o600, False, "sigsegv", "mode 0600.*user 1000", id="device 0600"
         ),
         pytest.param(0, (), "default", None, True, "sigsegv", "device rule", id="mounted device"),
-        pytest.param(USER, (), "allows", None, False, "uffd-user", "device", id="own profile"),
-        pytest.param(0, TRACE, "allows", None, False, "uffd", "", id="own profile, root"),
+        pytest.param(USER, (), "k8s", None, False, "uffd-user", "device", id="profile of k8s"),
+        pytest.param(0, TRACE, "k8s", None, False, "uffd", "", id="profile of k8s, root"),
     ],
 )
 def test_the_trap_of_each_container(
@@ -54,8 +60,11 @@ def test_the_trap_of_each_container(
     says: str,
 ) -> None:
     require_containers()
-    allowed = ("userfaultfd",) if profile == "allows" else ()
-    seccomp = None if profile == "none" else default_seccomp(capabilities, allowed)
+    seccomp = {
+        "none": lambda: None,
+        "default": lambda: default_seccomp(capabilities),
+        "k8s": own_seccomp,
+    }[profile]()
     has, found = examined(Container(user, capabilities, seccomp, device_mode, mounts_device))
     assert has == trap
     said = found["trap"]
