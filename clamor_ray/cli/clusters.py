@@ -25,6 +25,9 @@ from clamor_ray.cli.output import ID_DIGITS, NOT_CHECKED, NotAskedError
 
 AUTO: Final = "auto"
 STARTS_S: Final = 10.0  # that `ray.init` may take beyond the wait for an answer
+# A host that is there accepts a connection at once. One that is gone may say nothing, and a drain
+# before a container's end would wait for it as long as a drain may take.
+ACCEPTS_S: Final = 10.0
 LEAST_DIGITS: Final = 4  # of an id, so that it is meant
 
 
@@ -90,7 +93,7 @@ def connected(address: str | None, timeout_s: float) -> Iterator[None]:
     if asked == "local" or "://" in asked:
         raise NotAskedError(f"The address is HOST:PORT of a cluster that runs, not {asked!r}.")
     try:
-        _knock(asked or _noted_address(), timeout_s)
+        _knock(asked or _noted_address(), min(timeout_s, ACCEPTS_S))
         with _watched(timeout_s + STARTS_S):
             ray.init(address=asked or AUTO, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:

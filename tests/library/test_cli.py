@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from clamor_ray._observe.stats import EngineStats, NodeStats, Stats
 from clamor_ray._protocol.messages import ServerInfo
 from clamor_ray._session.variables import VariableInfo
-from clamor_ray.cli import fsck
+from clamor_ray.cli import clusters, fsck
 from clamor_ray.cli.inspect import shade, variable_of
 from clamor_ray.cli.main import COMMANDS, main
 from clamor_ray.cli.output import NotAskedError
@@ -81,6 +82,22 @@ def test_each_command_has_help_and_a_wrong_one_is_named() -> None:
         said = run(main, ["status", "--address", address])
         assert said.exit_code == 2
         assert "HOST:PORT of a cluster that runs" in said.output
+
+
+@pytest.mark.timeout(60)
+def test_a_host_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long its answers may take: here, longer than the test."""
+    monkeypatch.setattr(clusters, "ACCEPTS_S", 0.5)
+    with socket.socket() as silent, socket.socket() as first:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)  # one connection waits to be accepted; to the next the kernel says nothing
+        first.connect(silent.getsockname())
+        host, port = silent.getsockname()
+        with (
+            pytest.raises(NotAskedError, match=f"answers at {host}:{port}: TimeoutError"),
+            clusters.connected(f"{host}:{port}", 600.0),
+        ):
+            pass
 
 
 def test_fsck_says_json(tmp_path: Path) -> None:
