@@ -44,7 +44,8 @@ UNKNOWN_S = 60.0  # of a file that was never measured, and starts processes
 UNKNOWN_PURE_S = 5.0  # likewise, and starts none
 START_S = 6.0  # of a pytest process, for the estimate
 DEADLINE_S = 2400.0  # of a batch: pytest's own timeout ends a test long before
-LOGS = ("gcs_server.out", "raylet.out", "raylet.err")  # of a session of Ray
+# Of a session of Ray; of the driver, which ends without a word where its raylet has.
+LOGS = ("gcs_server.*", "raylet.*", "python-core-driver-*.log")
 LOG_LINES = 15  # of each
 LEFT_S = 5.0  # what a test's processes have to end by themselves after it
 NOTHING_COLLECTED = 5  # pytest's exit status
@@ -202,7 +203,7 @@ def ray_said(ray_tmpdir: Path) -> str:
     newest = max((path.parent for path in files), key=lambda path: path.stat().st_mtime, default="")
     return "".join(
         f"---- {path.name}\n" + "\n".join(lines[-LOG_LINES:]) + "\n"
-        for path in files
+        for path in sorted(files)
         if path.parent == newest and (lines := path.read_text(errors="replace").splitlines())
     )
 
