@@ -26,6 +26,7 @@ NAMES = {
     "incremental": "refresh() after one of 1,000 read blocks changed, against all anew",
     "kmeans": "an iteration of k-means, against mpi4py and Spark",
     "learning": "lr, svm and lda end to end with split aggregation, against a tree of tasks",
+    "metrics": "what metrics cost: of a fault, and of a node that does nothing else",
     "many": "put and free of thousands of small variables, against ray.put and an actor call",
     "overhead": "an empty @clamor.remote task with one GlobalRef, against an empty Ray task",
     "pressure": "PageRank with less local memory than its graph, by each policy of eviction",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench import beyond, drain, first_touch, hot_pages, idle
+from bench import beyond, drain, first_touch, hot_pages, idle, metrics
 from bench.drivers import beyond_cases, drain_driver, first_touch_driver, hot_driver
 from bench.peers import redis
 from bench.support import common
@@ -66,6 +66,16 @@ def test_a_slope_has_an_error() -> None:
     assert (rise, error) == pytest.approx((0.2, np.sqrt(0.8 / 2 / 5)))
     with pytest.raises(ValueError, match="three samples"):
         idle.slope([0, 1], [0, 1])
+
+
+def test_what_metrics_cost_is_between_pairs_of_sessions() -> None:
+    def session(switch: str, us: float, server: float, registry: float) -> dict[str, object]:
+        percents = {"page_server_0": server, "page_server_1": server, "registry": registry}
+        return {"metrics": switch, "took_us": [us, us, 900.0], "percents": percents}
+
+    pairs = [("on", 30.0, 1.5, 2.0), ("off", 20.0, 1.0, 1.0)] * 2
+    found = metrics.figures([session(*each) for each in [*pairs, *reversed(pairs[:2])]])
+    assert found == {"fault_ratio": 1.5, "core_percent": 0.5, "registry_core_percent": 1.0}
 
 
 @pytest.mark.parametrize(("per_sample_kib", "says"), [(0, "none"), (-5, "none"), (5, "growth")])

@@ -103,6 +103,15 @@ def test_idle_ends_with_its_figures(bench: Bench) -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.soak
+def test_metrics_ends_with_its_figures(bench: Bench) -> None:
+    figures = bench("metrics", "--small")[-1]["summary"]
+    assert set(figures) == {"fault_ratio", "core_percent", "registry_core_percent"}
+    assert all(math.isfinite(value) for value in figures.values())
+    assert figures["fault_ratio"] > 0
+
+
+@pytest.mark.lab
 @pytest.mark.root
 @pytest.mark.soak
 def test_beyond_ends_with_the_figures_of_each_peer() -> None:
