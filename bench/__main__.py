@@ -10,6 +10,7 @@ from bench.support import common
 
 NAMES = {
     "adaptive": "the page chosen by use against every fixed page, three kinds of readers",
+    "autoscale": "how long a node stays that nothing uses, beyond the autoscaler's own time",
     "aggregate": "sums of arrays: by the driver, by a tree of tasks, and split",
     "allreduce": "sums over 2 to 8 members, against Open MPI, gloo, Ray (root for half of it)",
     "beyond": "a table larger than memory, sorted and scanned, against DuckDB and Ray Data (root)",

@@ -104,6 +104,15 @@ def test_idle_ends_with_its_figures(bench: Bench) -> None:
 
 @pytest.mark.lab
 @pytest.mark.soak
+def test_autoscale_ends_with_its_figures(bench: Bench) -> None:
+    figures = bench("autoscale", "--small")[-1]["summary"]
+    expected = {"idle_to_gone_s", "idle_to_gone_v1_s"}
+    assert set(figures) == expected | {f"ray_{name}" for name in expected}
+    assert all(math.isfinite(value) for value in figures.values())
+
+
+@pytest.mark.lab
+@pytest.mark.soak
 def test_metrics_ends_with_its_figures(bench: Bench) -> None:
     figures = bench("metrics", "--small")[-1]["summary"]
     assert set(figures) == {"fault_ratio", "core_percent", "registry_core_percent"}

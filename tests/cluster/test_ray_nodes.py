@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.lab.cluster import node_resource
 pytestmark = pytest.mark.lab
 
 TASK_S = 90.0
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +107,11 @@ def _sleep(seconds: float) -> None:
 class _Holder:
     def ping(self) -> int:
         return 1
+
+
+def test_nobody_asks_the_autoscaler_for_nodes() -> None:
+    """`request_resources` is one demand for the whole cluster: a library's would end the user's."""
+    folders = [ROOT / name for name in ("clamor_ray", "actors", "workloads")]
+    product = [path for folder in folders for path in folder.rglob("*.py")]
+    assert len(product) > 100
+    assert [path for path in product if "request_resources" in path.read_text()] == []
