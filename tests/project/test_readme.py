@@ -145,6 +145,30 @@ finally:
     serve.shutdown()
     clamor.shutdown(session="prices")
 """,
+    "serving.md": """
+import numpy as np
+import ray
+import clamor_ray as clamor
+ray.init(namespace="embeddings")
+table = np.arange(10**5).reshape(-1, 4)
+{0}
+clamor.shutdown()
+{1}
+serve.start(proxy_location="Disabled")
+try:
+    app = serve.run(Rows.bind(), name="embeddings", route_prefix=None)
+    assert app.remote([7]).result(timeout_s=60).tolist() == [[28, 29, 30, 31]]
+    clamor.init(session="embeddings")
+    clamor.add_at(clamor.open("table"), [7], 100)
+    import time
+    deadline = time.monotonic() + 60
+    while app.remote([7]).result(timeout_s=60).tolist() != [[128, 129, 130, 131]]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+finally:
+    serve.shutdown()
+    clamor.shutdown(session="embeddings")
+""",
     "store.md": """
 import tempfile
 import numpy as np

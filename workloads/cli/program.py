@@ -49,9 +49,9 @@ class CommandRun:
     nodes: int | None
     settings: dict[str, Any]
 
-    def attached(self) -> contextlib.AbstractContextManager[Any]:
-        """See `attaching.attached`."""
-        return attached(self.nodes, self.stages, **self.settings)
+    def attached(self, **more: Any) -> contextlib.AbstractContextManager[Any]:
+        """See `attaching.attached`; `more` are the program's own settings of `clamor.init`."""
+        return attached(self.nodes, self.stages, **self.settings, **more)
 
     def say(self, text: str) -> None:
         """A line of its own, that the terminal wraps; brackets in it are brackets."""
