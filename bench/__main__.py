@@ -35,6 +35,7 @@ NAMES = {
     "raid": "PageRank over variables with parity, against none; a host is killed (root)",
     "range_read": "1% random rows of an array in S3, against downloading it",
     "recovery": "k-means while a node is killed: what that iteration costs, what runs again",
+    "serve_load": "an embedding service over HTTP, against a control, Redis and a Ray actor",
     "sim": "replication on 10 to 10,000 nodes, simulated with the engine's own choice",
     "sparse_lr": "sparse logistic regression, against a parameter server of Ray actors (root)",
     "spread": "cold readers and commits of a variable that is spread, against one home (root)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench import beyond, drain, first_touch, hot_pages, idle, metrics
+from bench import beyond, drain, first_touch, hot_pages, idle, metrics, serve_load
 from bench.drivers import beyond_cases, drain_driver, first_touch_driver, hot_driver
 from bench.peers import redis
 from bench.support import common
@@ -252,3 +252,17 @@ def test_parts_are_merged_whole(n: int) -> None:
     table, out = np.empty_like(source), np.empty_like(source)
     beyond_cases._merge(table, beyond_cases._runs(source, table, 1000), out)
     assert np.array_equal(out, np.sort(source))
+
+
+def test_the_p99_of_all_windows_is_compared() -> None:
+    slow, fast = {"latencies_ms": [8.0] * 10}, {"latencies_ms": [1.0] * 990}
+    control = {"latencies_ms": [2.0] * 1000}
+    assert serve_load.p99_ratio([(fast, control), ({"latencies_ms": [1.0]}, control)]) == 0.5
+    assert serve_load.p99_ratio([(slow, control), (fast, control)]) == 0.5
+    assert serve_load.p99_ratio([(slow, control), (slow, control), (fast, control)]) == 4.0
+
+
+def test_requests_per_second_are_compared_by_their_size() -> None:
+    per_s = {"clamor": {16: 30.0, 1024: 8.0}, "redis": {16: 20.0, 1024: 4.0}}
+    found = serve_load.rps_ratios({**per_s, "actor": {16: 10.0, 1024: 1.0}})
+    assert found == {"redis 16": 1.5, "redis 1024": 2.0, "actor 16": 3.0, "actor 1024": 8.0}

@@ -69,6 +69,25 @@ def test_gather_ends_with_the_figures_of_both_cases(bench: Bench) -> None:
 
 @pytest.mark.lab
 @pytest.mark.soak
+def test_serve_load_ends_with_its_figures(bench: Bench) -> None:
+    if reason := redis.unavailable():
+        missing(f"the peer of serve_load: {reason}")
+    lines = bench("serve_load", "--small")
+    figures = lines[-1]["summary"]
+    assert set(figures) == {"p99_ratio", "rps_ratio"}
+    assert set(figures["p99_ratio"]) == {"hot", "cold"}
+    assert set(figures["rps_ratio"]) == {"redis 16", "redis 1024", "actor 16", "actor 1024"}
+    for case in figures.values():
+        assert all(math.isfinite(value) and value > 0 for value in case.values())
+    windows = [line for line in lines if "windows" in line]
+    assert {line["n_wrong"] + line["n_failed"] for line in windows} == {0}
+    # All rows that a cold window asks for are of its update: replicas have heard of it.
+    cold = [line for line in windows if (line["windows"], line["path"]) == ("cold", "lookup")]
+    assert [line["updates"] for line in cold] == [[1], [2]]
+
+
+@pytest.mark.lab
+@pytest.mark.soak
 def test_first_touch_ends_with_the_figures_of_each_way(bench: Bench) -> None:
     lines = bench("first_touch", "--small")
     assert {"kernel", "cores", "page_size", "ray", "trap", "rate"} <= set(lines[0]["environment"])
