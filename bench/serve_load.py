@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -88,9 +87,11 @@ def run_load(url: str, path: str, **options: object) -> Record:
     return record
 
 
-def open_loops(url: str, endpoints: Sequence[str], rate: float, **options: object) -> list[Record]:
-    """One window of each endpoint, one after the other."""
-    return [run_load(url, path, rate=rate, **options) for path in endpoints]
+def windows_of(url: str, number: int, rate: float, **options: object) -> tuple[Record, Record]:
+    """One window of (look-ups, control), now the one first and now the other."""
+    order = ("lookup", "control") if number % 2 == 0 else ("control", "lookup")
+    found = {path: run_load(url, path, rate=rate, seed=number, **options) for path in order}
+    return found["lookup"], found["control"]
 
 
 def p99_ratio(windows: Sequence[tuple[Record, Record]]) -> float:
@@ -143,9 +144,8 @@ def measure_ours(url: str, ref: Any, size: Size) -> dict[str, Any]:
     hot: list[tuple[Record, Record]] = []
     for number in range(size.n_windows):
         note(f"hot windows {number + 1} of {size.n_windows}")
-        pair = open_loops(url, ("lookup", "control"), rate, seconds=size.window_s, seed=number)
-        hot.append((pair[0], pair[1]))
-        told("hot", number, pair)
+        hot.append(windows_of(url, number, rate, seconds=size.window_s))
+        told("hot", number, hot[-1])
     cold: list[tuple[Record, Record]] = []
     for number in range(size.n_updates):
         note(f"update {number + 1} of {size.n_updates}")
@@ -154,9 +154,8 @@ def measure_ours(url: str, ref: Any, size: Size) -> dict[str, Any]:
         running.wait_for(
             url, size.n_replicas, lambda said, update=update: bool(said["update"] >= update)
         )
-        pair = open_loops(url, ("lookup", "control"), rate, of_update=update, seed=number)
-        cold.append((pair[0], pair[1]))
-        told("cold", number, pair)
+        cold.append(windows_of(url, number, rate, of_update=update))
+        told("cold", number, cold[-1])
     return {"hot": p99_ratio(hot), "cold": p99_ratio(cold), "lookup_per_s": lookup_per_s}
 
 
@@ -184,8 +183,6 @@ def main(arguments: list[str]) -> int:
 def _run(size: Size) -> int:
     import clamor_ray as clamor
 
-    # One proxy asks replicas of another node; it has none on its own.
-    os.environ["RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING"] = "0"
     environment = common.environment(
         library=clamor.__version__, bench="serve_load", **dataclasses.asdict(size)
     )

@@ -22,6 +22,7 @@ import ray
 from ray import serve
 
 import clamor_ray as clamor
+from clamor_ray.workloads import serving
 from clamor_ray.workloads.serving import client_rules, running, table
 from clamor_ray.workloads.serving.bodies import encode_ids
 from clamor_ray.workloads.serving.deployment import options_of
@@ -213,7 +214,14 @@ def test_replicas_are_replaced_while_the_session_lives(service: Service) -> None
     before = running.replicas(service.url, N_REPLICAS)
     number = update_rows(service.ref)
     load = Background.start(service, 8.0)
-    running.deploy(options_of({**OPTIONS, "release": "2"}))
+
+    @ray.remote(num_cpus=0)
+    def deploy() -> None:
+        """As Serve deploys what a config file names: in a task, by its builder."""
+        application = serving.app({**OPTIONS, "release": "2"})
+        serve.run(application, name=running.APP_NAME, route_prefix="/")
+
+    ray.get(deploy.remote(), timeout=ANSWER_S)
     after = running.wait_for(service.url, N_REPLICAS, lambda said: said["release"] == "2", ANSWER_S)
     load.record()
     assert {said["release"] for said in before.values()} == {"1"}
