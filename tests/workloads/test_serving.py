@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -28,6 +30,7 @@ from clamor_ray.workloads.serving.bodies import (
 )
 from clamor_ray.workloads.serving.deployment import AppOptions, options_of
 from clamor_ray.workloads.serving.open_loop import Load, Measured
+from tests.support.lab import local_cluster, require_lab
 
 N_ROWS, DIM = 1000, 8
 BYTES = "application/octet-stream"
@@ -259,3 +262,25 @@ def test_percentiles_are_of_what_was_measured() -> None:
     assert (found["p50_ms"], found["p99_ms"]) == (500.0, 990.0)
     assert found["p999_ms"] in (999.0, 1000.0)  # 0.999 is no binary fraction
     assert open_loop.percentiles([]) == {}
+
+
+# ------------------------------------------------------------------- the demo
+
+
+@pytest.mark.lab
+@pytest.mark.soak
+def test_the_demo_serves_rows_while_it_updates_them() -> None:
+    require_lab("local")
+    options = ["--demo", "--seconds", "8", "--rows", "20000", "--rate", "40"]
+    with local_cluster(2, num_cpus=2, connect=False) as lab:
+        done = subprocess.run(
+            [sys.executable, "-m", "clamor_ray.workloads.serving", *options],
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+            env={**os.environ, **lab.environment, "COLUMNS": "120"},
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"All answers were right; [1-9]\d* updates came meanwhile", done.stdout)
+    assert re.search(r"/lookup +\d+ +\d+ +[\d.]+ +[\d.]+ +[\d.]+", done.stdout), done.stdout
