@@ -161,6 +161,11 @@ class LocalCluster:
     _cluster: Any = field(repr=False)
     _nodes: list[Any] = field(repr=False)
 
+    @property
+    def dashboard(self) -> str:
+        """Its address, where the cluster has one: `ray job submit` asks it."""
+        return f"http://{self._cluster.head_node.webui_url}"
+
     def alive(self) -> list[int]:
         """Indices of the nodes that nobody has killed."""
         return [index for index, node in enumerate(self._nodes) if node is not None]
