@@ -1,6 +1,7 @@
 # setup  .venv, the library in it, its C extension       demo   the main job on a local 3-node cluster
 # test   all C and Python tests                          lint   ruff, mypy --strict, import-linter
 # bench  make bench B=cold_read [ARGS=--small]           dist   sdist and wheel
+# microbench  what single calls cost in one process, each beside a control
 # model  the models of docs/model, exhaustively (spin)    house  the numbers of the code's shape
 # soak   all C tests under every sanitizer, long fuzzing, long storms, benches, the models: hours
 
@@ -25,10 +26,10 @@ PYTEST_ARGS ?=
 # pytest processes at a time: two cores have time for four, which often wait.
 SHARDS ?= 4
 
-.PHONY: help setup ext demo test test-c test-py soak soak-c soak-fuzz soak-py soak-bench model house lint format linked typecheck imports bench dist clean
+.PHONY: help setup ext demo test test-c test-py soak soak-c soak-fuzz soak-py soak-bench model house lint format linked typecheck imports bench microbench dist clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -5
+	@sed -n 's/^# //p' Makefile | head -6
 
 $(VENV)/.created:
 	@test -n "$(BASE_PYTHON)" || { echo "no Python 3.10 or newer found" >&2; exit 1; }
@@ -130,6 +131,11 @@ imports: linked
 bench: setup
 	@test -n "$(B)" || { echo "usage: make bench B=name [ARGS=--small]" >&2; exit 2; }
 	$(PYTHON) -m bench $(B) $(ARGS)
+
+# ARGS: of pytest and pytest-benchmark. The last line is the summary: each case / its control.
+microbench: setup
+	$(PYTHON) -m pytest -q -p no:cacheprovider bench/micro --benchmark-warmup=on \
+		--benchmark-columns=median,iqr,rounds $(ARGS)
 
 dist: setup
 	$(PYTHON) -m build

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +15,7 @@ import pytest
 
 from bench import query_share
 from bench.peers import redis
-from tests.bench.conftest import lines_of, run_bench
+from tests.bench.conftest import ROOT, lines_of, run_bench
 from tests.support.lab import remove_stale, require_lab
 from tests.support.lab.availability import missing
 from tests.support.lab.memory import TOP
@@ -43,6 +47,24 @@ def test_small_run_ends_with_its_figures(name: str, bench: Bench) -> None:
     assert {"kernel", "cores", "page_size", "ray", "trap"} <= set(lines[0]["environment"])
     figures = lines[-1]["summary"]
     assert set(figures) == FIGURES[name]
+    assert all(math.isfinite(value) and value > 0 for value in figures.values())
+
+
+@pytest.mark.lab
+def test_micro_ends_with_a_ratio_for_each_case(running: dict[str, str]) -> None:
+    short = ("--benchmark-max-time=0.01", "--benchmark-min-rounds=3", "--benchmark-warmup=off")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "bench/micro", *short],
+        cwd=ROOT,
+        env={**os.environ, **running},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (figures,) = (json.loads(x)["summary"] for x in done.stdout.splitlines() if "summary" in x)
+    cases = ("open", "lookup", "lookup_rows", "pickle", "small_commit")
+    assert set(figures) == {f"{case}_ratio" for case in cases}
     assert all(math.isfinite(value) and value > 0 for value in figures.values())
 
 
