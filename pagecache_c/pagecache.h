@@ -670,6 +670,13 @@ struct pc_region_stats {
 };
 /* Returns the number of regions known here (which may exceed capacity). */
 int64_t pc_engine_region_stats(pc_engine *engine, struct pc_region_stats *out, size_t capacity);
+/* A client of a process of this node. pid 0: of a foreign namespace. faults: that had to wait for blocks, and
+ * wait no more; how long they have waited, together. */
+struct pc_process_waits {
+    uint64_t client, pid, faults, fault_wait_ns;
+};
+/* Returns the number of clients (which may exceed capacity). One whose process has ended is none. */
+int64_t pc_engine_process_waits(pc_engine *engine, struct pc_process_waits *out, size_t capacity);
 enum pc_block_set { PC_BLOCKS_PRESENT = 0, PC_BLOCKS_FETCHED = 1, PC_BLOCKS_TOUCHED = 2 };
 /* How many blocks of the set fall in each of n_buckets equal parts of the region. */
 int pc_engine_histogram(pc_engine *engine, uint64_t region, int which, uint32_t *buckets,

@@ -701,6 +701,16 @@ class Engine(StoredFiles):
                 return [_fields(out[i]) for i in range(n_regions)]
             capacity = n_regions + n_regions // 4
 
+    def process_waits(self) -> list[dict[str, int]]:
+        """One dict per client of a process here, by the names of `struct pc_process_waits`."""
+        capacity = 256
+        while True:
+            out = c.ffi.new("struct pc_process_waits[]", capacity)
+            n = check(self._call(c.lib.pc_engine_process_waits, out, capacity))
+            if n <= capacity:
+                return [_fields(out[i]) for i in range(n)]
+            capacity = n + n // 4
+
     def histogram(self, region: int, which: int, n_buckets: int) -> list[int]:
         """How many blocks of a set (`BLOCKS_*`) fall in each of `n_buckets` equal parts."""
         out = c.ffi.new("uint32_t[]", n_buckets)

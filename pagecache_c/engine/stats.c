@@ -214,6 +214,12 @@ PC_API int64_t pc_engine_region_stats(pc_engine *engine, struct pc_region_stats 
     return (int64_t)list.n;
 }
 
+PC_API int64_t pc_engine_process_waits(pc_engine *engine, struct pc_process_waits *out,
+                                       size_t capacity)
+{
+    return (int64_t)pc__leases_waits(engine, out, capacity);
+}
+
 PC_API int pc_engine_histogram(pc_engine *engine, uint64_t id, int which, uint32_t *buckets,
                                size_t n_buckets)
 {

@@ -189,6 +189,10 @@ struct pc__turn {
     pthread_mutex_t lock;
     uint64_t session_id;
 };
+/* Of a lessee: its faults that have waited, and do not any more. */
+struct pc__waits {
+    _Atomic uint64_t faults, wait_ns;
+};
 struct pc__session {
     struct pc__link link;
     struct pc__loop *loop;
@@ -199,6 +203,7 @@ struct pc__session {
     bool left;                     /* it has said that it maps nothing any more */
     struct pc__lessee *lessee;     /* or NULL: it will not come back */
     struct pc__turn *turn;         /* of the lessee, or NULL */
+    struct pc__waits *waits;       /* likewise */
     uint64_t hello_by_ns;          /* until it has said hello */
     uint64_t stray_address;        /* a fault that came before its mapping was attached again, */
     uint64_t stray_by_ns;          /* and until when that must have happened; 0: none */

@@ -132,8 +132,10 @@ static int on_hello(struct pc__session *session, const struct pc__ctl_message *m
     if (!rc && hello.sender_id) {
         session->lessee = pc__lessee_join(engine, hello.sender_id, session->fd);
         rc = session->lessee ? PC_OK : pc__fail(PC_ERR_NO_MEMORY, "a client");
-        if (session->lessee)
+        if (session->lessee) {
             pc__turn_take(session, &session->lessee->turn);
+            session->waits = &session->lessee->waits;
+        }
     }
     session->trap = (int)hello.trap;
     session->said_hello = !rc;

@@ -89,6 +89,23 @@ struct pc__lessee *pc__lessee_join(struct pc_engine *engine, uint64_t number, in
     return found;
 }
 
+size_t pc__leases_waits(struct pc_engine *engine, struct pc_process_waits *out, size_t capacity)
+{
+    size_t n = 0;
+    pthread_mutex_lock(&engine->leases.lock);
+    pc__each(link, &engine->leases.lessees)
+    {
+        struct pc__lessee *lessee = pc__of(link, struct pc__lessee, link);
+        if (n++ < capacity)
+            out[n - 1] = (struct pc_process_waits){.client = lessee->number,
+                                                   .pid = (uint64_t)lessee->process.pid,
+                                                   .faults = pc__count_get(&lessee->waits.faults),
+                                                   .fault_wait_ns = pc__count_get(&lessee->waits.wait_ns)};
+    }
+    pthread_mutex_unlock(&engine->leases.lock);
+    return n;
+}
+
 bool pc__leases_know(struct pc_engine *engine, pid_t pid)
 {
     bool known = false;

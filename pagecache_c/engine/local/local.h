@@ -15,6 +15,7 @@ struct pc__lessee {
     _Atomic int handle;            /* of a process without a pid here; -1: none, -ESRCH: it has ended */
     unsigned connections, looks;   /* that are open; threads that are at it */
     struct pc__turn turn;
+    struct pc__waits waits;
     uint64_t attached_id;          /* the newest connection that has all of its leases */
     _Atomic bool stages;           /* layers, on one of its connections */
     struct pc__link orphans;       /* struct pc__lease, by serial */
@@ -66,6 +67,8 @@ bool pc__lessee_lives(const struct pc__lessee *lessee);
 /* join: a hello with that number, one connection more; NULL: no memory. leave: one less; goes_on: its
  * process may come back, and what it leased and staged waits for that, or for its end. */
 struct pc__lessee *pc__lessee_join(struct pc_engine *engine, uint64_t number, int socket_fd);
+/* Returns how many there are, which may exceed capacity. */
+size_t pc__leases_waits(struct pc_engine *engine, struct pc_process_waits *out, size_t capacity);
 /* Whether a process has a connection, or leases that outlive one. */
 bool pc__leases_know(struct pc_engine *engine, pid_t pid);
 void pc__lessee_leave(struct pc_engine *engine, struct pc__lessee *lessee, bool goes_on);

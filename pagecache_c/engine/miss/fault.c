@@ -126,6 +126,11 @@ void pc__waiter_ended(struct pc_engine *engine, struct pc__region *region, struc
     region->fault_wait_ns += took_ns;
     pc__count_add(&engine->count.fault_wait_ns, took_ns);
     pc__count_sub(&engine->count.faults_waiting, 1);
+    struct pc__waits *waits = waiter->session->waits;
+    if (waits) {
+        pc__count_add(&waits->faults, 1);
+        pc__count_add(&waits->wait_ns, took_ns);
+    }
     pc__link_remove(&waiter->link);
     free(waiter);
 }

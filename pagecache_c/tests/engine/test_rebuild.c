@@ -164,6 +164,10 @@ static void check_who_waits(int trap, int new_home)
     reader->hold_home = false;
     pthread_join(thread, NULL);
     CHECK(stats_of(reader).faults_failed == 0);
+    struct pc_process_waits waits[8];
+    CHECK(pc_engine_process_waits(reader->engine, waits, 8) == 1);
+    CHECK(waits[0].pid == (uint64_t)getpid() && waits[0].faults >= 1);
+    CHECK(waits[0].fault_wait_ns >= waited_ns + 20 * 1000000ull);
     check_goes_on(&w);
     CHECK(region_of(home, w.info.region).is_home);
     world_end(&w);
