@@ -30,6 +30,7 @@ from clamor_ray import errors
 from clamor_ray._labels import label
 from clamor_ray._objects.layout import format_bytes
 from clamor_ray._protocol.messages import DrainResult, NodeRoom
+from clamor_ray._spans.record import span
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.moves.choices import by_use, least_loaded
 from clamor_ray.actors.moves.moves import MoveFailed, NoRoom
@@ -175,7 +176,8 @@ class Drains:
         work = asyncio.ensure_future(self._in_turn(turn, drain))
         self._running.setdefault(server_id, set()).add(work)
         try:
-            await asyncio.wait_for(work, timeout_s)
+            with span("", "drain", node=node_id):
+                await asyncio.wait_for(work, timeout_s)
         except asyncio.TimeoutError:
             if self._core.homed_at(server_id) or self._read_elsewhere(server_id):
                 self._raise_late(drain, node_id, timeout_s)

@@ -38,6 +38,7 @@ from clamor_ray import errors
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import BLOCK_BYTES, MoveCounters, RegionRecord
 from clamor_ray._protocol.refusals import NO_ROOM
+from clamor_ray._spans.record import span
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.held_commits import HeldCommits
 from clamor_ray.actors.lost_homes.lost_blocks import Losses
@@ -233,7 +234,7 @@ class Moves:
         try:
             record = replace(record, homes=(taker,) * len(record.homes), term=record.term + 1)
             move = _Move(record, giver, secrets.randbits(63) | 1)
-            with self._core.heading(region, taker):
+            with span("", "move home of", region=region), self._core.heading(region, taker):
                 await self._carry_all(move)
             self._finished += 1
             self._finished_bytes += move.n_bytes

@@ -1,4 +1,4 @@
-"""In: the engine's counters. Out: the node's metrics, each second."""
+"""In: the engine's counters. Out: the node's metrics, each second, and spans of what waits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Protocol
 
 from clamor_ray._protocol.messages import ServerConfig
 from clamor_ray._protocol.metrics import NODE_METRICS
+from clamor_ray.actors.page_server import node_spans
 from clamor_ray.actors.process.metrics_export import Export, start
 
 
 class _Engine(Protocol):
     def stats(self) -> Mapping[str, int]: ...
+    def region_stats(self) -> list[dict[str, int]]: ...
+    def process_waits(self) -> list[dict[str, int]]: ...
 
 
 def export(
@@ -25,8 +28,15 @@ def export(
         node_id: Ray's.
         config: of the session.
     """
+    end_spans = node_spans.start(engine, config)
     if not config.has_metrics:
-        return lambda: None
+        return end_spans
     tags = {"node": node_id, "session": config.session_name or config.job_scope}
     budget = {"cache_budget_bytes": cache_bytes}
-    return start(Export(NODE_METRICS, tags, lambda: {**budget, **engine.stats()}))
+    end_metrics = start(Export(NODE_METRICS, tags, lambda: {**budget, **engine.stats()}))
+
+    def end() -> None:
+        end_metrics()
+        end_spans()
+
+    return end

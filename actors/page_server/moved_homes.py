@@ -28,6 +28,7 @@ from clamor_ray._native import client as _native
 from clamor_ray._objects.layout import BLOCK_BYTES
 from clamor_ray._objects.memory import COMMIT_HINT, check_room
 from clamor_ray._protocol.messages import LookupAnswer, RegionRecord
+from clamor_ray._spans.record import span
 from clamor_ray.actors.lost_homes import new_home
 from clamor_ray.actors.lost_homes.repairs import Staged
 from clamor_ray.actors.page_server.rebuilt_homes import Pull
@@ -324,7 +325,7 @@ class MovedHomes:
         take: Callable[[int, int, int], None],
     ) -> None:
         region = attempt.record.region
-        with attempt.busy:
+        with attempt.busy, span("", "take home of", region=region):
             try:
                 self._pull_all((commit_id, region, from_server, n) for commit_id, n in layers)
                 for commit_id, _ in layers:

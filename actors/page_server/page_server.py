@@ -59,7 +59,7 @@ from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray.actors.lost_homes.repairs import Staged
 from clamor_ray.actors.node_store.store_part import StorePart
-from clamor_ray.actors.page_server import exported, keepers
+from clamor_ray.actors.page_server import exported, keepers, node_spans
 from clamor_ray.actors.page_server.away import AwayWatch, old_homes
 from clamor_ray.actors.page_server.engine_like import Settings
 from clamor_ray.actors.page_server.file_reads import FileReads, read_at_node
@@ -101,7 +101,7 @@ PUBLISH_S = 60.0
 _T = TypeVar("_T")
 
 
-class PageServer:
+class PageServer(node_spans.NodeSpans):
     """See the file's head.
 
     Args:

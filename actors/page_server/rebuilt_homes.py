@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ from clamor_ray._objects.memory import COMMIT_HINT, check_room
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import RebuildOrder, RegionRecord
 from clamor_ray._protocol.source import NOT_EQUAL_HINT
+from clamor_ray._spans import record as spans
 from clamor_ray.actors.lost_homes import new_home, shared_objects
 from clamor_ray.actors.page_server.version_questions import runs_of
 
@@ -165,6 +167,7 @@ class RebuiltHomes:
             record.on_disk,
             record.in_file,
         )
+        began_ns = time.time_ns()
         try:
             for version, blocks in order.cached:
                 self._engine.rebuild_copy(region, fd, version, runs_of(blocks))
@@ -182,6 +185,7 @@ class RebuiltHomes:
             raise
         finally:
             os.close(fd)
+            spans.here.note("", "rebuild", began_ns, region=region)
 
     def drop(self, region: int) -> None:
         """The region is lost for good: lets go of what was got ready here, and refuses who opens

@@ -59,6 +59,7 @@ from clamor_ray._protocol.ray_state import alive_nodes, forget_jobs_of
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._protocol.source import Source
 from clamor_ray._redundancy.groups import PieceLayout
+from clamor_ray._spans import record
 from clamor_ray.actors.allreduce.meetings import MeetingCalls, Meetings
 from clamor_ray.actors.backup.checkpoints import CheckpointCalls, Checkpoints
 from clamor_ray.actors.commits.commit_log import CommitLog
@@ -122,6 +123,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
     def __init__(self, config: ServerConfig, secret: bytes, avoid: Sequence[Range] = ()) -> None:
         throttle("clamor_ray.registry")
         self._config = config
+        record.here.is_on = config.has_spans
         self._secret = secret
         self._ended = asyncio.Event()
         self._is_ending = False
@@ -673,6 +675,12 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
     async def commit(self, request: CommitRequest) -> Committed:
         """See ``Versions.commit``."""
         return await self._versions.commit(await self._first_writes.before_commit(request))
+
+    async def spans(self) -> bytes:
+        """What took this process long of late. Packed: host, node, pid, spans as tuples."""
+        node_id = ray.get_runtime_context().get_node_id()
+        spans = [tuple(each) for each in record.here.spans()]
+        return pack(ray.util.get_node_ip_address(), node_id, os.getpid(), spans)
 
     async def bring(self, request: CommitRequest) -> int:
         """See ``Versions.bring``."""

@@ -13,6 +13,7 @@ from pyroaring import BitMap
 from clamor_ray import errors
 from clamor_ray._native.pieced_client import loss_of_pieces
 from clamor_ray._protocol.messages import CommitRequest, Committed, Latest, RegionRecord
+from clamor_ray._spans.record import span
 from clamor_ray.actors.commits.commit_log import CommitLog
 from clamor_ray.actors.commits.commits import Commits
 from clamor_ray.actors.commits.journal import Journal
@@ -141,6 +142,11 @@ class Versions:
         Where a home is lost it waits for the new one.
         """
         check_request(request)
+        region = request.writes[0].region if request.writes else None
+        with span("", "commit", region=region):
+            return await self._commit(request)
+
+    async def _commit(self, request: CommitRequest) -> Committed:
         came_s = time.monotonic()
         deadline = self._deadline_of(request)
         for left in reversed(range(COMMIT_TRIES)):

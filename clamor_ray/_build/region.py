@@ -6,6 +6,7 @@ import contextlib
 import operator
 import os
 import threading
+import time
 import types
 import warnings
 import weakref
@@ -42,6 +43,7 @@ from clamor_ray._protocol.config import SEAL_S
 from clamor_ray._read import opener
 from clamor_ray._read.lease import Lease
 from clamor_ray._read.ref import GlobalRef
+from clamor_ray._spans import record as spans
 from clamor_ray._tasks import task_context
 
 if TYPE_CHECKING:
@@ -117,6 +119,7 @@ class Region:
             raise
         self._session, self._record, self._lease = session, record, lease
         self._length_bytes = mapping.length_bytes
+        self._began_ns = time.time_ns()
         self._state = "open"
         return self
 
@@ -131,6 +134,7 @@ class Region:
         arena = self._opened()
         self._state = "closed"
         arena.close()
+        spans.here.note(self._session.scope, "build", self._began_ns, region=self._record.region)
         if error is not None or self._ref is None:
             self._abandon()
             if error is None:
@@ -159,11 +163,12 @@ class Region:
             if array is not None:
                 array.flags.writeable = False
         try:
-            session.client.build_seal(
-                lease.mapping.id, timeout_s=max(SEAL_S, session.config.connect_timeout_s)
-            )
-            self._is_leased = True
-            session.creator.seal_built(region, self._anchor, self._inside)
+            with spans.span(session.scope, "publish", region=region):
+                session.client.build_seal(
+                    lease.mapping.id, timeout_s=max(SEAL_S, session.config.connect_timeout_s)
+                )
+                self._is_leased = True
+                session.creator.seal_built(region, self._anchor, self._inside)
         except errors.FreedError as error:
             raise errors.ServerUnavailableError(
                 f"{capital(label(region))} was given up while it was built: the page server of "

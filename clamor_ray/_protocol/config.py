@@ -25,6 +25,7 @@
 | CLAMOR_HISTORY_DIR | | where, on every node; empty: Ray's session directory (/tmp/ray/...) |
 | CLAMOR_SPILL_DIR | | where spill=True and the cache's disk put files; empty: CLAMOR_HISTORY_DIR |
 | CLAMOR_METRICS | on | whether page servers and the registry export metrics: on or off |
+| CLAMOR_SPANS | on | whether spans are recorded for `clamor timeline`: on or off |
 
 Numbers of bytes may have a unit: 512MB (millions), 4GiB (powers of 1024).
 """
@@ -55,6 +56,7 @@ _CHOICES = {
     "cache_policy": ("sieve", "fifo", "lru", "lfu", "random"),
     "replication": ("p2c", "random", "off"),
     "metrics": ("on", "off"),
+    "spans": ("on", "off"),
 }
 _UNITS: Final = dict.fromkeys(("", "b"), 1) | {
     f"{letter}{unit}": base**power
@@ -176,6 +178,7 @@ class Config:
     socket_dir: str = SOCKETS_BELOW
     view_ref_bytes: int = 65536
     metrics: str = "on"
+    spans: str = "on"
 
     @property
     def patience_s(self) -> float:

@@ -466,6 +466,7 @@ class ServerConfig:
         store: The directory, absolute, in which the session outlives its cluster; "": it does not.
         store_id: Of that store: 32 hex digits.
         has_metrics: Whether metrics are exported.
+        has_spans: Whether page servers and the registry record spans.
     """
 
     job_scope: str
@@ -493,6 +494,7 @@ class ServerConfig:
     store: str = ""
     store_id: str = ""
     has_metrics: bool = True
+    has_spans: bool = True
 
 
 @dataclass(frozen=True)

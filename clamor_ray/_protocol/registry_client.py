@@ -106,6 +106,9 @@ class RegistryClient:
     def stats(self) -> RegistryReport:
         return self._ask("stats")
 
+    def spans(self) -> bytes:
+        return self._ask("spans")
+
     # -- regions
 
     def create_region(

@@ -20,6 +20,7 @@ from clamor_ray._read import opener
 from clamor_ray._read.lease import Leased, read_runs
 from clamor_ray._read.prefetch import split_by_mapping
 from clamor_ray._read.ref import GlobalRef
+from clamor_ray._spans.record import span
 from clamor_ray.errors import HomeLostError, SessionEndedError
 
 if TYPE_CHECKING:
@@ -216,9 +217,10 @@ class Fetch:
 
     def runs(self, leased: Leased, runs: Spans) -> None:
         """Makes blocks of one mapping resident, counted from its begin."""
-        _session_of(leased).client.prefetch(
-            leased.mapping.id, runs, wait=True, timeout_s=self._left_s()
-        )
+        session = _session_of(leased)
+        region = leased.snapshot._region if leased.snapshot else 0
+        with span(session.scope, "prefetch", region=region):
+            session.client.prefetch(leased.mapping.id, runs, wait=True, timeout_s=self._left_s())
 
     def any(self, spans: Spans) -> None:
         """Makes blocks resident that may lie in several mappings, or in none."""
@@ -238,15 +240,17 @@ class Fetch:
 
         read_runs(leased.snapshot, read)
         session.leases.note_gathered(leased.mapping.id, read)
+        region = leased.snapshot._region if leased.snapshot else 0
         try:
-            session.client.gather(
-                leased.mapping.id,
-                numbers,
-                out,
-                offset_bytes=array.__array_interface__["data"][0] - leased.mapping.address,
-                stride_bytes=array.strides[0] if len(array) > 1 else row_bytes,
-                row_bytes=row_bytes,
-                timeout_s=self._left_s(),
-            )
+            with span(session.scope, "gather", region=region, rows=numbers.size):
+                session.client.gather(
+                    leased.mapping.id,
+                    numbers,
+                    out,
+                    offset_bytes=array.__array_interface__["data"][0] - leased.mapping.address,
+                    stride_bytes=array.strides[0] if len(array) > 1 else row_bytes,
+                    row_bytes=row_bytes,
+                    timeout_s=self._left_s(),
+                )
         except HomeLostError as error:
-            session.explain(error, leased.snapshot._region if leased.snapshot else 0)
+            session.explain(error, region)

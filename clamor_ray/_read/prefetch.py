@@ -14,6 +14,7 @@ from clamor_ray._objects.ranges import Spans, object_spans
 from clamor_ray._read import opener
 from clamor_ray._read.lease import LeaseTable
 from clamor_ray._read.ref import GlobalRef
+from clamor_ray._spans.record import span
 
 
 def split_by_mapping(spans: Spans, table: LeaseTable) -> dict[Mapping, Runs]:
@@ -94,7 +95,7 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
         # The lease keeps a snapshot, which is the reference itself where that is frozen.
         lease = session.open(copy.copy(ref))
         everything = np.array([[0, ref._length_bytes >> BLOCK_SHIFT]], np.uint64)
-        with session.explaining(ref._region):
+        with span(session.scope, "prefetch", region=ref._region), session.explaining(ref._region):
             lease.prefetch(everything, wait=wait, timeout_s=left_s())
         if not wait:
             weakref.finalize(ref, lease.close).atexit = False  # until then it must not be dropped
@@ -112,7 +113,8 @@ def prefetch(target: Any, *, wait: bool = True, timeout: float | None = None) ->
             "returned, or a view of it. Fancy indexing and arithmetic make copies."
         )
     for session, mapping, runs in parts:
-        with session.explaining(session.region_at(mapping.address)):
+        region = session.region_at(mapping.address)
+        with span(session.scope, "prefetch", region=region), session.explaining(region):
             session.client.prefetch(mapping.id, runs, wait=wait, timeout_s=left_s())
 
 

@@ -41,6 +41,7 @@ from clamor_ray._read.ref import GlobalRef
 from clamor_ray._read.state import Pieces
 from clamor_ray._redundancy.groups import PieceLayout
 from clamor_ray._redundancy.levels import SPREAD, Level
+from clamor_ray._spans.record import span
 from clamor_ray._store.summed_copy import SummedCopy, is_too_large
 from clamor_ray._tasks import task_context
 
@@ -232,6 +233,20 @@ class Creator:
         content_of: ContentOf | None = None,
     ) -> GlobalRef[Any]:
         """Puts again where the page server died meanwhile: nothing was there before."""
+        with span(self._scope, "put", bytes=plan.region_bytes) as found:
+            ref = self._create_in_time(plan, pieces, source, inside, level, content_of)
+            found.details["region"] = ref._region
+            return ref
+
+    def _create_in_time(
+        self,
+        plan: Plan,
+        pieces: Callable[[], Iterator[tuple[int, memoryview]]],
+        source: Source | None,
+        inside: Sequence[Anchor],
+        level: Level | None,
+        content_of: ContentOf | None,
+    ) -> GlobalRef[Any]:
         deadline = time.monotonic() + self._config.reattach_s
         while True:
             try:

@@ -42,12 +42,13 @@ from clamor_ray._read import bad_address, indexing, losses, views, waste
 from clamor_ray._read import ref as references
 from clamor_ray._read.lease import Lease, LeaseTable
 from clamor_ray._read.ref import GlobalRef
-from clamor_ray._session import end_hooks
+from clamor_ray._session import end_hooks, span_sender
 from clamor_ray._session.begin import starting
 from clamor_ray._session.begin.announced import announce
 from clamor_ray._session.create import Creator
 from clamor_ray._session.kept_layers import KeptLayers
 from clamor_ray._session.news import ProcessNews
+from clamor_ray._spans.record import span
 from clamor_ray._tasks import task_context
 from clamor_ray._tasks.task_ends import TaskEnds
 from clamor_ray._version import __version__
@@ -189,6 +190,7 @@ class Session:
                     raise
             else:
                 announce(self.node_id, names.below_which(name))
+                span_sender.begin(self)
                 return client
             # Not there yet, or restarting: the registry starts it, or knows where it listens.
             name = self.ensure_server().socket_name
@@ -259,7 +261,7 @@ class Session:
         if over is not None and (copy := over()) is not None:
             copy.close()  # its block is over, and its memory must not be used after that
         run = self.task_ends.note(client)
-        with self.explaining(ref._region):
+        with span(self.scope, "open", region=ref._region), self.explaining(ref._region):
             mapping = self._map_here(client, ref, flags)
         lease = Lease(
             client, self.leases, mapping, ref._region, writable=private, snapshot=ref, later=again
@@ -279,7 +281,7 @@ class Session:
         if not stream:
             return lease
         # Unpickling touches the stream at once: fetched here, a lost home is an exception.
-        with self.explaining(ref._region):
+        with span(self.scope, "open: fetch", region=ref._region), self.explaining(ref._region):
             blocks = stream_blocks(ref._plan)
             lease.prefetch(blocks, wait=True, timeout_s=self.config.patience_s)
         return lease

@@ -19,7 +19,6 @@ import contextlib
 import operator
 import os
 import secrets
-import sys
 import threading
 import time
 import warnings
@@ -46,11 +45,18 @@ from clamor_ray._read.lease import InlineImage, Lease
 from clamor_ray._read.ref import GlobalRef, newest_states
 from clamor_ray._session import process_sessions
 from clamor_ray._session.session import Session
+from clamor_ray._spans import record
 from clamor_ray._tasks import task_context
 from clamor_ray._write.deltas import Array
 from clamor_ray._write.grow import grown
 from clamor_ray._write.window import CHUNK_SHARE, Window
-from clamor_ray._write.write_set import ANSWER_MARGIN_S, Change, WriteSetEntry, rows_at
+from clamor_ray._write.write_set import (
+    ANSWER_MARGIN_S,
+    Change,
+    WriteSetEntry,
+    rows_at,
+    warn_if_rebound,
+)
 from clamor_ray._write.write_targets import WriteTarget, write_target_of
 
 ASK_FIRST_BYTES: Final = 8 << 20  # from here on a conflict is asked for before blocks are copied
@@ -219,6 +225,7 @@ class Transaction:
         if len(scopes) > 1:
             raise errors.SessionMismatchError("The variables belong to several sessions.")
         session = process_sessions.current(scopes.pop())
+        self._began_ns = time.time_ns()
         live = [target.ref for target in self._targets if not target.ref._frozen]
         newest = iter(newest_states(session, live))
         entries = []
@@ -413,9 +420,10 @@ class Transaction:
         """
         session = self._check_open()
         try:
-            if not self._settle(session):
-                self._check_in_place()
-                self._publish(session)
+            with record.span(session.scope, "commit", region=self._targets[0].ref._region):
+                if not self._settle(session):
+                    self._check_in_place()
+                    self._publish(session)
         except errors.ForkedError:
             raise
         except (*_FINAL, errors.NotInPlaceError):
@@ -472,7 +480,7 @@ class Transaction:
             if runs is not None:
                 changes.append(Change.of(session, entry, runs))
             else:
-                _warn_if_rebound(entry)
+                warn_if_rebound(entry)
         context = task_context.current()
         if context is None:
             self._publish_as(session, changes, None)
@@ -635,6 +643,10 @@ class Transaction:
     def _finish(self, status: _Status) -> None:
         self._status = status
         self._in_doubt = None
+        ref = self._targets[0].ref
+        record.here.note(
+            *(ref._scope, "transaction", self._began_ns), region=ref._region, status=status
+        )
         entries, self._write_set = self._write_set, []
         for entry in entries:
             if entry.window is not None:
@@ -675,20 +687,6 @@ def _outcome(session: Session, commit_id: int, changes: list[Change]) -> dict[in
     if any(change.in_turn for change in changes):
         return session.rpc.outcome(commit_id, True)
     return session.rpc.outcome(commit_id)
-
-
-def _warn_if_rebound(entry: WriteSetEntry) -> None:
-    """`x = x + 1` leaves the object as it was, and drops the last reference to it."""
-    if entry.target.open_as is not None:
-        return
-    # Ours: entry.raw, entry.value, and the argument of getrefcount.
-    if type(entry.raw) is np.ndarray and sys.getrefcount(entry.raw) <= 3:
-        warnings.warn(
-            f"Nothing of {entry.name} was changed: `x = x + 1` makes a new array, `x += 1` and "
-            "`x[...] = x + 1` change the one of the block.",
-            errors.ClamorWarning,
-            stacklevel=5,
-        )
 
 
 def _fill_lost(session: Session, lease: Lease, begin: GlobalRef[Any], value: int) -> BitMap:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import sys
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -328,3 +330,17 @@ def layer_bytes_of(n_runs: int, n_blocks: int) -> int:
     """
     head = _LAYER_HEAD_BYTES + n_runs * _RUN_BYTES
     return (-(-head // BLOCK_BYTES) + n_blocks) * BLOCK_BYTES
+
+
+def warn_if_rebound(entry: WriteSetEntry) -> None:
+    """`x = x + 1` leaves the object as it was, and drops the last reference to it."""
+    if entry.target.open_as is not None:
+        return
+    # Ours: entry.raw, entry.value, and the argument of getrefcount.
+    if type(entry.raw) is np.ndarray and sys.getrefcount(entry.raw) <= 3:
+        warnings.warn(
+            f"Nothing of {entry.name} was changed: `x = x + 1` makes a new array, `x += 1` and "
+            "`x[...] = x + 1` change the one of the block.",
+            errors.ClamorWarning,
+            stacklevel=5,
+        )

@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "status": "clamor_ray.cli.status",
     "top": "clamor_ray.cli.top",
     "inspect": "clamor_ray.cli.inspect",
+    "timeline": "clamor_ray.cli.timeline",
     "drain": "clamor_ray.cli.drain",
     "doctor": "clamor_ray.cli.doctor",
     "fsck": "clamor_ray.cli.fsck",

@@ -166,6 +166,7 @@ def start_registry(
             store="" if place is None else place.root,
             store_id="" if place is None else place.store_id,
             has_metrics=config.metrics == "on",
+            has_spans=config.spans == "on",
         ),
         avoid,
     )

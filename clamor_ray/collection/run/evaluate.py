@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from clamor_ray._session import process_sessions
+from clamor_ray._spans.record import span
 from clamor_ray.collection.data import blocks, folds, shuffle
 from clamor_ray.collection.options import Options
 from clamor_ray.collection.plan.changes import Targets, is_touched
@@ -208,17 +209,18 @@ class Evaluation:
             for each in pins:
                 each.confirm()
 
-        made = cluster_of(self._session).run(
-            stage,
-            stale,
-            self._made,
-            bounds,
-            mark,
-            self._session.scope,
-            self._options,
-            pinned,
-            self._told.get(stage),
-        )
+        with span(self._session.scope, "stage", stage=stage.name, tasks=len(stale)):
+            made = cluster_of(self._session).run(
+                stage,
+                stale,
+                self._made,
+                bounds,
+                mark,
+                self._session.scope,
+                self._options,
+                pinned,
+                self._told.get(stage),
+            )
         self.n_run += len(made)
         for index, part in made.items():
             parts[index] = part

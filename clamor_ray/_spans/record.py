@@ -1,0 +1,174 @@
+"""In: what a process does, as it does it. Out: what of it took long.
+
+Nothing here waits, or is sent. What takes less than `LEAST_NS` is not kept: it is no reason for a
+slow job, and there may be thousands of it a second. A span costs two looks at the clock.
+
+Safe from any thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+LEAST_NS: Final = 1_000_000
+MOST: Final = 4096  # of a process, that nobody has asked for yet: then the oldest goes
+KEPT_NS: Final = 3600 * 10**9
+
+
+class Span(NamedTuple):
+    """One thing that took long.
+
+    Args:
+        name: what it was; few different ones.
+        start_ns: since the epoch of Unix.
+        duration_ns: how long.
+        thread: its name; "" is the main one.
+        details: numbers and short texts. `region` is a variable's id, by which people are told its
+            name.
+    """
+
+    name: str
+    start_ns: int
+    duration_ns: int
+    thread: str
+    details: dict[str, Any]
+
+
+class Record:
+    """The spans of this process.
+
+    Args:
+        most: that are kept.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._kept: collections.deque[tuple[str, Span]] = collections.deque(maxlen=most)
+        self.is_on = True
+        self._wake: Callable[[], None] | None = None
+        self._is_woken = False
+
+    def hand_over(self, wake: Callable[[], None] | None) -> None:
+        """Who is called when there is something to be taken: once, until it is taken."""
+        self._wake = wake
+        self._is_woken = False
+
+    def note(self, scope: str, name: str, start_ns: int, **details: Any) -> None:
+        """Something is over, which began then.
+
+        Args:
+            scope: of its session; "" where a process has only one.
+            name, start_ns, details: as `Span`'s.
+        """
+        duration_ns = time.time_ns() - start_ns
+        if duration_ns >= LEAST_NS:
+            self.add(
+                scope,
+                Span(
+                    name=name,
+                    start_ns=start_ns,
+                    duration_ns=duration_ns,
+                    thread=_thread(),
+                    details=details,
+                ),
+            )
+
+    def add(self, scope: str, span: Span) -> None:
+        """However long it took."""
+        if not self.is_on:
+            return
+        self._kept.append((scope, span))
+        if self._wake is not None and not self._is_woken:
+            self._is_woken = True
+            self._wake()
+
+    def take(self) -> dict[str, list[Span]]:
+        """All of them, by scope: they are kept no longer."""
+        self._is_woken = False  # what comes from here on wakes again
+        taken: dict[str, list[Span]] = {}
+        for _ in range(len(self._kept)):
+            scope, span = self._kept.popleft()
+            taken.setdefault(scope, []).append(span)
+        return taken
+
+    def spans(self) -> list[Span]:
+        """All of them. They stay."""
+        while True:
+            try:
+                return [span for _, span in self._kept]
+            except RuntimeError:  # another thread has added one meanwhile
+                continue
+
+    def after_fork(self) -> None:
+        """In the child: the parent's spans are the parent's, and so is who takes them."""
+        self._kept.clear()
+        self.hand_over(None)
+
+
+here: Final = Record()
+os.register_at_fork(after_in_child=here.after_fork)
+
+
+class span:
+    """A block that may take long, or fail: `with span(scope, "gather", region=7): ...`
+
+    Args:
+        scope, name, details: as `Record.note`'s. `details` may be added to within the block.
+    """
+
+    __slots__ = ("_name", "_scope", "_start_ns", "details")
+
+    def __init__(self, scope: str, name: str, **details: Any) -> None:
+        self._scope = scope
+        self._name = name
+        self.details = details
+
+    def __enter__(self) -> span:
+        self._start_ns = time.time_ns()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.details["error"] = kind.__name__
+        here.note(self._scope, self._name, self._start_ns, **self.details)
+
+
+def thinned(spans: Sequence[Span], most: int, now_ns: int) -> list[Span]:
+    """Those that tell most, no more than so many. Pure.
+
+    What is older than an hour goes. Of the rest, of the older half the shorter ones: what took
+    long is seen for longer, and what is new is seen whole.
+
+    Args:
+        spans: in whatever order.
+        most: how many are left.
+        now_ns: as `Span.start_ns`.
+
+    Returns:
+        By their starts.
+    """
+    found = sorted(
+        (each for each in spans if each.start_ns + each.duration_ns >= now_ns - KEPT_NS),
+        key=lambda each: each.start_ns,
+    )
+    if len(found) <= most:
+        return found
+    n_new = most // 2
+    old, new = found[: len(found) - n_new], found[len(found) - n_new :]
+    longest = sorted(old, key=lambda each: -each.duration_ns)[: most - n_new]
+    return [*sorted(longest, key=lambda each: each.start_ns), *new]
+
+
+def _thread() -> str:
+    current = threading.current_thread()
+    return "" if current is threading.main_thread() else current.name
