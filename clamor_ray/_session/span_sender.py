@@ -45,6 +45,9 @@ _wanted = threading.Event()
 _lock = threading.Lock()
 _known: dict[str, _Known] = {}  # by scope
 _thread: threading.Thread | None = None
+# What is Ray's is not let go of in a child of fork: that takes locks of Ray's, which other threads
+# may have held.
+_of_parent: list[dict[str, _Known]] = []
 
 
 def begin(session: Session) -> None:
@@ -122,9 +125,10 @@ def _end(session: Session) -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _thread, _lock, _wanted
+    global _thread, _lock, _wanted, _known
     _thread, _lock, _wanted = None, threading.Lock(), threading.Event()
-    _known.clear()
+    _of_parent.append(_known)
+    _known = {}
 
 
 end_hooks.at_end.append(_end)

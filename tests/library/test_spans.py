@@ -7,12 +7,14 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from clamor_ray._session import span_sender
 from clamor_ray._spans import record
 from clamor_ray._spans.chrome_trace import Row, events_of, merged
 from clamor_ray._spans.record import LEAST_NS, Record, Span, span, thinned
@@ -102,6 +104,33 @@ def test_a_child_of_fork_has_none_of_its_parents() -> None:
     os.waitpid(pid, 0)
     assert os.read(reader, 10) == b"0"
     assert [each.name for each in record.here.take()["s"]] == ["of the parent"]
+    os.close(reader)
+    os.close(writer)
+
+
+class Ours:
+    """Says where it is let go of."""
+
+    def __init__(self, writer: int) -> None:
+        self.writer = writer
+
+    def __del__(self) -> None:
+        os.write(self.writer, b"gone")
+
+
+def test_a_child_of_fork_lets_go_of_nothing_that_is_rays() -> None:
+    reader, writer = os.pipe()
+    session = Ours(writer)  # Ray waits for a lock where the last reference to one of its own goes
+    span_sender._known["s"] = span_sender._Known(cast(Any, weakref.ref(session)), Ours(writer))
+    if (pid := os.fork()) == 0:
+        os.write(writer, f"{len(span_sender._known)} known".encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reader, 100) == b"0 known"
+    del span_sender._known["s"]
+    assert os.read(reader, 100) == b"gone"
+    del session
+    assert os.read(reader, 100) == b"gone"
     os.close(reader)
     os.close(writer)
 
