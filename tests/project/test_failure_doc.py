@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").glob("**/*.md"))
 C_TESTS = ROOT / "pagecache_c" / "tests"
 # `test_x.py`, `tests/actors/test_x.py::test_y`, `test_x.c: test_y`
 NAMED = re.compile(r"`(?:[\w./]+/)?(test_\w+\.(?:py|c))(?:(?:::|: )(\w+))?`")

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
-DOCS += sorted((ROOT / "docs").glob("*.md"))
+DOCS += sorted((ROOT / "docs").glob("**/*.md"))
 NAMED = re.compile(r"`((?:[\w.]+/)*[\w.]+\.(?:py|c|h|sh|pml))(?:::\w+|: \w+)?`")
 MODULE = re.compile(r"`(_[a-z]\w*)\.(\w+)")  # of a room: `_read.ref`
 INVENTED = {"test_x.py", "test_x.c", "tests/actors/test_x.py"}  # examples in a text

@@ -1,8 +1,8 @@
 """The examples of the README and of every page of docs/ run as they stand, one after the other.
 
-A block that cannot run is marked with the reason (`NOT_RUN`). What a page's examples use, and do
-not make, is in `SETUP`; `CHECKS` looks at what they did. Blocks that need a driver of their own are
-put together in `SCRIPTS`.
+A block of Python or of a shell that cannot run is marked with the reason (`NOT_RUN`). What a page's
+examples use, and do not make, is in `SETUP`; `CHECKS` looks at what they did. Blocks that need a
+driver of their own are put together in `SCRIPTS`. Short pages share a driver (`TOGETHER`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Final
 import pytest
 
 from tests.conftest import ClamorCluster
+from tests.support import fences
+from tests.support.fences import Fence
 
 pytestmark = pytest.mark.lab
 
@@ -26,9 +28,6 @@ SHORT = (README, GUIDE)  # they begin with what they need, for who pastes them
 MARK = "<!-- executed by tests/project/test_readme.py -->"
 BY_ITSELF = "<!-- executed by itself by tests/project/test_readme.py -->"  # a script of its own
 NOT_RUN: Final = re.compile(r"<!-- not run: (\S.*\S) -->")
-BLOCK: Final = re.compile(
-    r"(?:^(?P<mark>[^\n]*)\n)?^```(?:python|py|pycon)\n(?P<code>.*?)^```", re.M | re.S
-)
 
 COMMON = """
 import ctypes
@@ -37,6 +36,9 @@ import ray
 import clamor_ray as clamor
 ray.init()
 clamor.init()
+def _shell(command):
+    import subprocess
+    subprocess.run(command, shell=True, check=True, timeout=100)
 """
 SETUP = {
     "adapters.md": "",
@@ -169,6 +171,14 @@ finally:
     serve.shutdown()
     clamor.shutdown(session="embeddings")
 """,
+    "how-to/sessions.md": """
+import numpy as np
+import ray
+import clamor_ray as clamor
+ray.init()
+{0}
+clamor.shutdown(session="prices")
+""",
     "store.md": """
 import tempfile
 import numpy as np
@@ -184,6 +194,16 @@ del index  # it has the store's addresses
 assert clamor.open("index").get()[0] == 2
 clamor.shutdown(session="features")
 """,
+}
+# Pages that share a driver have no names of each other.
+DROP = """
+for _info in clamor.variables():
+    if _info.name:
+        clamor.drop(_info.name)
+"""
+# What is there before one of them.
+BEFORE = {
+    "get-started.md": "import pathlib; pathlib.Path('first.py').write_text({first!r})",
 }
 # A member's code: each of two actors runs it.
 IN_ACTORS = {
@@ -202,39 +222,77 @@ assert got == [([2.0] * 4, 1)] * 2, got
 }
 
 
-def blocks(page: Path) -> list[tuple[str, str]]:
-    """(the line before it, the code) of each block of Python."""
-    return [(found["mark"] or "", found["code"]) for found in BLOCK.finditer(page.read_text())]
+def name_of(page: Path) -> str:
+    return str(page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT))
+
+
+def runnable(page: Path) -> list[Fence]:
+    """The blocks of Python, and of a shell."""
+    return [
+        fence
+        for fence in fences.fences(page.read_text())
+        if fence.language in fences.PYTHON + fences.SHELL
+    ]
 
 
 def examples(page: Path, wanted: str = MARK) -> list[str]:
-    return [code for mark, code in blocks(page) if mark == wanted]
+    """Python for each block with the mark, in order: what a shell is given runs in one."""
+    return [
+        fence.code
+        if fence.language in fences.PYTHON
+        else "".join(f"_shell({command!r})\n" for command in fence.commands)
+        for fence in runnable(page)
+        if fence.mark == wanted
+    ]
 
 
-PAGES = [page for page in (README, *sorted(DOCS.glob("*.md"))) if blocks(page)]
+PAGES = [page for page in fences.pages(ROOT) if runnable(page)]
+ALONE = [page for page in PAGES if examples(page) and name_of(page) in {*SETUP, *IN_ACTORS}]
+ALONE += SHORT
+TOGETHER = [page for page in PAGES if examples(page) and page not in ALONE]
 
 
 def script_of(page: Path) -> str:
     first, *others = examples(page)
+    name = name_of(page)
     if page in SHORT:
-        return "\n".join([first, CHECKS_FIRST.get(page.name, ""), *others])
-    if page.name in IN_ACTORS:
+        return "\n".join([first, CHECKS_FIRST.get(name, ""), *others])
+    if name in IN_ACTORS:
         code = "\n".join([first, *others])
-        return f"{COMMON}CODE = {code!r}\n{IN_ACTORS[page.name]}"
-    return "\n".join([COMMON, SETUP[page.name], first, *others, CHECKS[page.name]])
+        return f"{COMMON}CODE = {code!r}\n{IN_ACTORS[name]}"
+    return "\n".join([COMMON, SETUP[name], first, *others, CHECKS[name]])
+
+
+def script_of_all(pages: list[Path]) -> str:
+    """One driver for several pages, each with names of its own."""
+    code = [COMMON, "_names = dict(globals())"]
+    for page in pages:
+        code += [f"print('page', {name_of(page)!r}, flush=True)", DROP]
+        code.append(BEFORE.get(name_of(page), "").format(first=examples(page)[0]))
+        code.append("page = dict(_names)")
+        code += [f"exec({example!r}, page)" for example in examples(page)]
+        code.append("page = None")
+    return "\n".join(code)
 
 
 def test_each_block_is_run_or_says_why_not() -> None:
-    for page in PAGES:
-        for mark, code in blocks(page):
-            assert mark in (MARK, BY_ITSELF) or NOT_RUN.fullmatch(mark), f"{page}: {code}"
-        assert bool(examples(page, BY_ITSELF)) == (page.name in SCRIPTS)
-    for page in (README, *DOCS.glob("*.md")):
+    for page in fences.pages(ROOT):
         text = page.read_text()
+        for fence in fences.fences(text):
+            place = f"{page}:{fence.line}: {fence.code}"
+            if fence.language in fences.PYTHON + fences.SHELL:
+                assert fence.mark in (MARK, BY_ITSELF) or NOT_RUN.fullmatch(fence.mark), place
+                assert fence.language in fences.PYTHON or fence.commands, place
+            else:
+                assert fences.OTHER.fullmatch(fence.language), f"{place} has no language"
+                assert not re.search(r"^(\$|>>>) ", fence.code, re.M), f"{place} is an example"
+        assert bool(examples(page, BY_ITSELF)) == (name_of(page) in SCRIPTS)
         # None is hidden by the way it is written, and no mark is over something else.
-        assert len(re.findall(r"^[ \t]*```[ \t]*py", text, re.M | re.I)) == len(blocks(page)), page
+        n_fences = len(re.findall(r"^[ \t]*(?:`{3,}|~{3,})[^`\n]*$", text, re.M))
+        assert n_fences == 2 * len(fences.fences(text)), page
         n_marks = text.count(MARK) + text.count(BY_ITSELF) + len(NOT_RUN.findall(text))
-        assert n_marks == len(blocks(page)), page
+        assert n_marks == len(runnable(page)), page
+    assert {*SETUP, *IN_ACTORS} == {name_of(page) for page in ALONE} - {"README.md", "guide.md"}
 
 
 def run(cluster: ClamorCluster, directory: Path, script: str) -> str:
@@ -244,7 +302,12 @@ def run(cluster: ClamorCluster, directory: Path, script: str) -> str:
     done = subprocess.run(
         [sys.executable, str(path)],
         cwd=directory,
-        env={**os.environ, **cluster.lab.environment},
+        env={
+            **os.environ,
+            **cluster.lab.environment,
+            # `clamor` and `python` are those of this environment.
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        },
         capture_output=True,
         text=True,
         timeout=200,
@@ -261,11 +324,17 @@ def test_examples_run_by_themselves(
     run(clamor_cluster, tmp_path, SCRIPTS[page].format(*examples(DOCS / page, BY_ITSELF)))
 
 
-@pytest.mark.parametrize("page", list(filter(examples, PAGES)), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", ALONE, ids=name_of)
 def test_the_examples_run(clamor_cluster: ClamorCluster, tmp_path: Path, page: Path) -> None:
     printed = run(clamor_cluster, tmp_path, script_of(page))
     prints_stats = page.name in ("guide.md", "memory.md")
     assert (re.search("node +home", printed) is not None) == prints_stats
+
+
+def test_the_examples_of_short_pages_run(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
+    printed = run(clamor_cluster, tmp_path, script_of_all(TOGETHER))
+    assert re.findall(r"^page (.*)$", printed, re.M) == [name_of(page) for page in TOGETHER]
+    assert "[45, 99999945]" in printed  # what get-started.md says that it prints
 
 
 @pytest.mark.parametrize("page", SHORT, ids=lambda page: page.name)
