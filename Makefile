@@ -3,6 +3,7 @@
 # bench  make bench B=cold_read [ARGS=--small]           dist   sdist and wheel
 # microbench  what single calls cost in one process, each beside a control
 # model  the models of docs/model, exhaustively (spin)    house  the numbers of the code's shape
+# site   docs/ and the docstrings as a site, in build/site
 # soak   all C tests under every sanitizer, long fuzzing, long storms, benches, the models: hours
 
 SHELL := /bin/bash
@@ -26,7 +27,7 @@ PYTEST_ARGS ?=
 # pytest processes at a time: two cores have time for four, which often wait.
 SHARDS ?= 4
 
-.PHONY: help setup ext demo test test-c test-py soak soak-c soak-fuzz soak-py soak-bench model house lint format linked typecheck imports bench microbench dist clean
+.PHONY: help setup ext demo test test-c test-py soak soak-c soak-fuzz soak-py soak-bench model house site lint format linked typecheck imports bench microbench dist clean
 
 help:
 	@sed -n 's/^# //p' Makefile | head -6
@@ -41,7 +42,7 @@ $(VENV)/.installed: $(VENV)/.created $(METADATA)
 	# What is built here without isolation needs these before: this library, and hnswlib.
 	$(PIP_INSTALL) 'setuptools>=70' wheel 'cffi>=1.15' \
 		'numpy>=1.24' 'pybind11>=2.12'
-	$(PIP_INSTALL) --no-build-isolation -e '.[test,workloads]'
+	$(PIP_INSTALL) --no-build-isolation -e '.[test,workloads,docs]'
 	touch $@
 
 # The install above builds the extension too, so that this one follows changes of the C sources.
@@ -104,14 +105,20 @@ model:
 house: setup
 	@$(PYTHON) -m tests.support.house $(HOUSE_ARGS)
 
+# Each warning is an error, and so is each name that leads nowhere. No other host is asked. It needs
+# graphviz. SITE_BUILDER=dummy checks all of it and writes nothing.
+SITE_BUILDER ?= html
+site: setup
+	$(PYTHON) -m sphinx -q -W --keep-going -n -b $(SITE_BUILDER) -c docs/site -d build/doctrees . build/site
+
 lint: setup typecheck imports
 	$(PYTHON) -m tests.support.house.c_rooms
 	$(PYTHON) -m ruff check .
-	$(PYTHON) -m ruff format --check clamor_ray actors workloads tests bench setup.py
+	$(PYTHON) -m ruff format --check clamor_ray actors workloads tests bench docs setup.py
 
 format: setup
 	$(PYTHON) -m ruff check --fix .
-	$(PYTHON) -m ruff format clamor_ray actors workloads tests bench
+	$(PYTHON) -m ruff format clamor_ray actors workloads tests bench docs
 
 # mypy and import-linter know nothing of package_dir: they get the package as it will be installed,
 # made of links.

@@ -37,6 +37,7 @@ from clamor_ray._ring.group import RingGroup, _numbers
 __all__ = ["BACKEND", "ClamorCollectiveGroup"]
 
 BACKEND: Final = "CLAMOR"
+"""The name that `ray.util.collective` knows it by."""
 _OPS: Final = {
     ReduceOp.SUM: "sum",
     ReduceOp.PRODUCT: "prod",

@@ -405,7 +405,7 @@ class RingGroup:
             array: of one shape and dtype at all members, as `allreduce`'s.
 
         Returns:
-            Shape (size, *shape), at every member.
+            Shape `(size, *shape)`, at every member.
 
         Raises:
             CollectiveMismatchError, MemberLostError, TypeError, ...: As `allreduce`.
