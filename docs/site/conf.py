@@ -48,7 +48,11 @@ myst_heading_anchors = 4  # as GitHub's, for links like failure.md#a-peer-that-i
 autodoc_member_order = "bysource"
 # From private bases, too, but not what NumPy, Python and `ClamorError` give.
 INHERITED: Final = "ndarray,tuple,Mapping,ClamorError,Warning,Exception"
-autodoc_default_options: Final = {"members": True, "inherited-members": INHERITED}
+autodoc_default_options: Final = {
+    "members": True,
+    "inherited-members": INHERITED,
+    "exclude-members": "add_note,with_traceback",
+}
 autodoc_type_aliases: Final = {"npt.ArrayLike": "numpy.typing.ArrayLike"}
 # Types in signatures that have no page, and why.
 nitpick_ignore: Final = [
@@ -69,6 +73,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_extra_path = ["root"]
 html_copy_source = False
+html_sidebars: Final = {"docs/comparisons": []}  # no page is under it
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 8,

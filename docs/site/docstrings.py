@@ -1,7 +1,7 @@
 """In: docstrings as people read them. Out: the same as reStructuredText asks for it.
 
-Two things differ. `Raises:` may have several errors in one entry, and Sphinx links one for each.
-The plural of code is written with an s behind the backtick.
+Three things differ. `Raises:` may have several errors in one entry, and Sphinx links one for each.
+The plural of code is written with an s behind the backtick. Indented lines in a text are code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SECTION: Final = re.compile(r"[A-Z]\w+:$")
 _ENTRY: Final = re.compile(r" {4}(\w+(?:, (?:\w+|\.\.\.))*,?):(?: (.*))?$")
-_PLURAL: Final = re.compile(r"(`[^`]+`)(?=\w)")
+_CODE: Final = re.compile(r"(`[^`]+`)(\w?)")
 _BEGUN: Final = re.compile(r" {4}\w+(?:, (?:\w+|\.\.\.))*,$")  # the names go on in the next line
 
 
@@ -85,13 +85,36 @@ def _joined(lines: list[str]) -> list[str]:
     return found
 
 
+def plurals(text: str) -> str:
+    """With a mark that ends code where a letter follows.
+
+    Example:
+        >>> print(plurals("A `GlobalRef`, a `HashMap`, `ObjectRef`s."))
+        A `GlobalRef`, a `HashMap`, `ObjectRef`\\ s.
+    """
+    return _CODE.sub(lambda found: rf"{found[1]}\ {found[2]}" if found[2] else found[0], text)
+
+
+def _with_code(lines: list[str]) -> list[str]:
+    """With a mark before indented lines that stand in the text, in no section."""
+    found: list[str] = []
+    in_section = in_code = False
+    for before, line in zip(["", *lines], lines, strict=False):
+        if _SECTION.match(line):
+            in_section = True
+        elif line and not line.startswith(" "):
+            in_section = in_code = False
+        elif line and not before and not in_section and not in_code:
+            found += ["::", ""]
+            in_code = True
+        found.append(line)
+    return found
+
+
 def _process(
     app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
 ) -> None:
-    lines[:] = [
-        line if line.lstrip().startswith((">>>", "...")) else _PLURAL.sub(r"\1\\ ", line)
-        for line in split(lines)
-    ]
+    lines[:] = plurals("\n".join(_with_code(split(lines)))).split("\n")
     if what in ("attribute", "property") and lines:
         lines[0] = f":{lines[0]}"  # as of Returns
 
@@ -99,7 +122,9 @@ def _process(
 def _constructor(
     app: Sphinx, what: str, name: str, value: object, options: object, signature: str, returns: str
 ) -> tuple[str, str | None] | None:
-    """Nothing for a class that only the library makes: its arguments are private types."""
+    """Nothing for what only the library makes: its arguments are private types, or an error's."""
+    if what == "exception" and signature and "__init__" not in vars(value):
+        return "", None  # as ClamorError's
     named = re.findall(r"~(clamor_ray\.[\w.]+)", signature or "")
     if what == "class" and any(resolve(each) is None for each in named):
         return "", None

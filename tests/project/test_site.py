@@ -145,6 +145,13 @@ def test_each_row_of_failures_has_a_how_to(site: Path, extensions: dict[str, Mod
     assert shown.count("How-to: <a") == len(rows)
 
 
+def test_names_in_docstrings_are_links(site: Path) -> None:
+    shown = (site / "docs" / "reference" / "changes.html").read_text()
+    update = shown.split('id="clamor_ray.update"')[1].split('id="clamor_ray.transaction"')[0]
+    for name in ("HashMap", "GlobalRef.get", "errors.CommitConflict"):
+        assert f'.html#clamor_ray.{name}"' in update, name
+
+
 def test_the_pictures_are_drawn(site: Path) -> None:
     page = site / "docs" / "concepts.html"
     drawn = [(page.parent / each).read_text() for each in fetched(page) if each.endswith(".svg")]
