@@ -310,7 +310,7 @@ def run(cluster: ClamorCluster, directory: Path, script: str) -> str:
         },
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
