@@ -30,7 +30,7 @@ SHARDS ?= 4
 .PHONY: help setup ext demo test test-c test-py soak soak-c soak-fuzz soak-py soak-bench model house site lint format linked typecheck imports bench microbench dist clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -6
+	@sed -n '/^# /!q; s/^# //p' Makefile
 
 $(VENV)/.created:
 	@test -n "$(BASE_PYTHON)" || { echo "no Python 3.10 or newer found" >&2; exit 1; }
