@@ -12,8 +12,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __ARM_FEATURE_CRC32
-#include <arm_acle.h>
+#ifdef __aarch64__
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #define REVERSED_POLYNOMIAL 0x82f63b78u
@@ -56,11 +57,23 @@ uint32_t pc__crc32c_by_table(uint32_t crc, const void *bytes, uint64_t n_bytes)
 #define STEP_8(crc, word) ((uint32_t)__builtin_ia32_crc32di((crc), (word)))
 #define STEP_1(crc, byte) __builtin_ia32_crc32qi((crc), (byte))
 #define HAS_INSTRUCTION() __builtin_cpu_supports("sse4.2")
-#elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
+#elif defined(__aarch64__)
+/* An option of ARMv8.0, which builds are for. By assembler: clang before 16 has the intrinsics only in
+ * builds that are for processors with it. */
 #define TARGET
-#define STEP_8(crc, word) __crc32cd((crc), (word))
-#define STEP_1(crc, byte) __crc32cb((crc), (byte))
-#define HAS_INSTRUCTION() 1
+static inline uint32_t arm_step(uint32_t crc, uint64_t word)
+{
+    __asm__(".arch_extension crc\n\tcrc32cx %w0, %w0, %x1" : "+r"(crc) : "r"(word));
+    return crc;
+}
+static inline uint32_t arm_step_1(uint32_t crc, uint8_t byte)
+{
+    __asm__(".arch_extension crc\n\tcrc32cb %w0, %w0, %w1" : "+r"(crc) : "r"(byte));
+    return crc;
+}
+#define STEP_8(crc, word) arm_step((crc), (word))
+#define STEP_1(crc, byte) arm_step_1((crc), (byte))
+#define HAS_INSTRUCTION() (getauxval(AT_HWCAP) & HWCAP_CRC32)
 #endif
 
 #ifdef HAS_INSTRUCTION
