@@ -52,27 +52,33 @@ uint32_t pc__crc32c_by_table(uint32_t crc, const void *bytes, uint64_t n_bytes)
     return ~crc;
 }
 
+/* By assembler, which each compiler takes without an option. Of the intrinsics, some versions of clang want
+ * another target attribute than gcc, or a build that is only for processors with the instruction. */
 #if defined(__x86_64__)
-#define TARGET __attribute__((target("sse4.2")))
-#define STEP_8(crc, word) ((uint32_t)__builtin_ia32_crc32di((crc), (word)))
-#define STEP_1(crc, byte) __builtin_ia32_crc32qi((crc), (byte))
+static inline uint32_t step_8(uint32_t crc, uint64_t word)
+{
+    uint64_t wide = crc;
+    __asm__("crc32q %1, %0" : "+r"(wide) : "r"(word));
+    return (uint32_t)wide;
+}
+static inline uint32_t step_1(uint32_t crc, uint8_t byte)
+{
+    __asm__("crc32b %1, %0" : "+r"(crc) : "q"(byte));
+    return crc;
+}
 #define HAS_INSTRUCTION() __builtin_cpu_supports("sse4.2")
 #elif defined(__aarch64__)
-/* An option of ARMv8.0, which builds are for. By assembler: clang before 16 has the intrinsics only in
- * builds that are for processors with it. */
-#define TARGET
-static inline uint32_t arm_step(uint32_t crc, uint64_t word)
+/* An option of ARMv8.0, which builds are for. */
+static inline uint32_t step_8(uint32_t crc, uint64_t word)
 {
     __asm__(".arch_extension crc\n\tcrc32cx %w0, %w0, %x1" : "+r"(crc) : "r"(word));
     return crc;
 }
-static inline uint32_t arm_step_1(uint32_t crc, uint8_t byte)
+static inline uint32_t step_1(uint32_t crc, uint8_t byte)
 {
     __asm__(".arch_extension crc\n\tcrc32cb %w0, %w0, %w1" : "+r"(crc) : "r"(byte));
     return crc;
 }
-#define STEP_8(crc, word) arm_step((crc), (word))
-#define STEP_1(crc, byte) arm_step_1((crc), (byte))
 #define HAS_INSTRUCTION() (getauxval(AT_HWCAP) & HWCAP_CRC32)
 #endif
 
@@ -84,23 +90,23 @@ static inline uint64_t word_at(const uint8_t *at)
     return word;
 }
 
-TARGET static uint32_t by_instruction(uint32_t crc, const uint8_t *at, uint64_t n_bytes)
+static uint32_t by_instruction(uint32_t crc, const uint8_t *at, uint64_t n_bytes)
 {
     crc = ~crc;
     for (; n_bytes >= 8; n_bytes -= 8, at += 8)
-        crc = STEP_8(crc, word_at(at));
+        crc = step_8(crc, word_at(at));
     for (; n_bytes; n_bytes--, at++)
-        crc = STEP_1(crc, *at);
+        crc = step_1(crc, *at);
     return ~crc;
 }
 
-TARGET static void three_blocks(const uint8_t *at, uint32_t *out)
+static void three_blocks(const uint8_t *at, uint32_t *out)
 {
     uint32_t a = ~0u, b = ~0u, c = ~0u;
     for (uint64_t i = 0; i < PC_BLOCK_BYTES; i += 8) {
-        a = STEP_8(a, word_at(at + i));
-        b = STEP_8(b, word_at(at + PC_BLOCK_BYTES + i));
-        c = STEP_8(c, word_at(at + 2 * PC_BLOCK_BYTES + i));
+        a = step_8(a, word_at(at + i));
+        b = step_8(b, word_at(at + PC_BLOCK_BYTES + i));
+        c = step_8(c, word_at(at + 2 * PC_BLOCK_BYTES + i));
     }
     out[0] = ~a;
     out[1] = ~b;
