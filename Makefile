@@ -1,6 +1,6 @@
 # setup  .venv, the library in it, its C extension       demo   the main job on a local 3-node cluster
 # test   all C and Python tests                          lint   ruff, mypy --strict, import-linter
-# bench  make bench B=cold_read [ARGS=--small]           dist   sdist and wheel
+# bench  make bench B=cold_read [ARGS=--small]           dist   sdist and wheels (check-release: fit to upload?)
 # microbench  what single calls cost in one process, each beside a control
 # model  the models of docs/model, exhaustively (spin)    house  the numbers of the code's shape
 # site   docs/ and the docstrings as a site, in build/site
@@ -27,7 +27,7 @@ PYTEST_ARGS ?=
 # pytest processes at a time: two cores have time for four, which often wait.
 SHARDS ?= 4
 
-.PHONY: help setup ext demo test test-c test-py soak soak-c soak-fuzz soak-py soak-bench model house site lint format linked typecheck imports bench microbench dist clean
+.PHONY: help setup ext demo test test-c test-py soak soak-c soak-fuzz soak-py soak-bench model house site lint format linked typecheck imports bench microbench dist sdist wheels check-release sbom cibuildwheel ray-matrix arm64 clean
 
 help:
 	@sed -n '/^# /!q; s/^# //p' Makefile
@@ -114,11 +114,11 @@ site: setup
 lint: setup typecheck imports
 	$(PYTHON) -m tests.support.house.c_rooms
 	$(PYTHON) -m ruff check .
-	$(PYTHON) -m ruff format --check clamor_ray actors workloads tests bench docs setup.py
+	$(PYTHON) -m ruff format --check clamor_ray actors workloads tests bench docs release setup.py
 
 format: setup
 	$(PYTHON) -m ruff check --fix .
-	$(PYTHON) -m ruff format clamor_ray actors workloads tests bench docs
+	$(PYTHON) -m ruff format clamor_ray actors workloads tests bench docs release
 
 # mypy and import-linter know nothing of package_dir: they get the package as it will be installed,
 # made of links.
@@ -144,8 +144,48 @@ microbench: setup
 	$(PYTHON) -m pytest -q -p no:cacheprovider bench/micro --benchmark-warmup=on \
 		--benchmark-columns=median,iqr,rounds $(ARGS)
 
-dist: setup
-	$(PYTHON) -m build
+# What builds releases is an environment of its own: its packages have one version each.
+RELEASE := build/release
+RELEASE_PYTHON := $(RELEASE)/bin/python
+WHEEL_ARCHITECTURES ?= x86_64 aarch64
+
+$(RELEASE)/.installed: release/requirements.txt
+	test -x $(RELEASE_PYTHON) || $(BASE_PYTHON) -m venv $(RELEASE)
+	$(RELEASE_PYTHON) -m pip install -q --disable-pip-version-check -r release/requirements.txt
+	touch $@
+
+dist: wheels
+
+# Of this version alone: what lies in dist/ is uploaded.
+sdist: $(RELEASE)/.installed
+	rm -rf dist
+	$(RELEASE_PYTHON) -m release.archives sdist dist
+
+wheels: sdist
+	for architecture in $(WHEEL_ARCHITECTURES); do \
+		$(RELEASE_PYTHON) -m release.archives wheel $$architecture dist/*.tar.gz dist || exit 1; done
+
+# After `make wheels`.
+check-release: $(RELEASE)/.installed
+	$(RELEASE_PYTHON) -m release.check dist
+
+# After `make wheels`: what `check-release` makes, too, from an environment that there is (SBOM_PYTHON).
+sbom: $(RELEASE)/.installed
+	$(RELEASE_PYTHON) -m release.sbom dist $(SBOM_PYTHON)
+
+# The same wheels by gcc in the containers of manylinux, each tested there: wants docker or podman.
+cibuildwheel:
+	test -x build/cibuildwheel/bin/python || $(BASE_PYTHON) -m venv build/cibuildwheel
+	build/cibuildwheel/bin/python -m pip install -q --disable-pip-version-check cibuildwheel==4.3.5
+	build/cibuildwheel/bin/python -m cibuildwheel --output-dir build/cibuildwheel/wheels $(CIBW_ARGS)
+
+# After `make wheels`: the oldest and the newest Ray that it works with.
+ray-matrix:
+	release/ray_matrix.sh $(foreach ray,$(RAYS),'$(ray)')
+
+# What can be tested of arm64 on another processor.
+arm64:
+	$(MAKE) --no-print-directory -C pagecache_c arm64
 
 clean:
 	rm -rf build dist .typecheck *.egg-info clamor_ray/_*.so clamor_ray/_pagecache.c

@@ -1,0 +1,1 @@
+"""A release: the tree → an sdist, wheels, a bill of materials. In: a commit. Out: dist/."""
