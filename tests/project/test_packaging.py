@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from clamor_ray import __version__
+
 ROOT = Path(__file__).parents[2]
 PARTS = ["clamor_ray", "actors", "workloads", "pagecache_c"]
-FILES = ["setup.cfg", "setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "CHANGELOG.md"]
+FILES = ["setup.cfg", "setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "CHANGELOG.md",
+         "SECURITY.md", "CITATION.cff"]  # fmt: skip
 
 
 def _copy(into: Path) -> Path:
@@ -64,7 +67,7 @@ def names(wheel: Path) -> list[str]:
 
 def test_the_wheel_is_one_abi3_wheel_for_linux(wheel: Path) -> None:
     name, version, python, abi, platform = wheel.stem.split("-")
-    assert (name, version, python, abi) == ("clamor_ray", "0.1.0", "cp310", "abi3")
+    assert (name, version, python, abi) == ("clamor_ray", __version__, "cp310", "abi3")
     assert platform.startswith(("linux_", "manylinux"))
     assert "none-any" not in wheel.name
 
@@ -79,7 +82,7 @@ def test_the_extension_and_the_packages_are_in_it(names: list[str]) -> None:
 
 def test_nothing_lands_beside_the_package(names: list[str]) -> None:
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"clamor_ray", "clamor_ray-0.1.0.dist-info"}
+    assert tops == {"clamor_ray", f"clamor_ray-{__version__}.dist-info"}
 
 
 def test_no_sources_of_the_extension_are_in_the_wheel(names: list[str]) -> None:
@@ -98,11 +101,11 @@ def test_every_module_is_packaged(names: list[str]) -> None:
 
 def test_metadata(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        text = archive.read("clamor_ray-0.1.0.dist-info/METADATA").decode()
+        text = archive.read(f"clamor_ray-{__version__}.dist-info/METADATA").decode()
         assert any(name.endswith("LICENSE") for name in archive.namelist())
     metadata = email.message_from_string(text)
     assert metadata["Name"] == "clamor-ray"
-    assert metadata["Version"] == "0.1.0"
+    assert metadata["Version"] == __version__
     assert metadata["Requires-Python"] == ">=3.10"
     assert "Apache-2.0" in (metadata["License-Expression"] or metadata["License"])
     needs = [line.split(";")[0] for line in metadata.get_all("Requires-Dist", [])]
@@ -120,7 +123,7 @@ def test_the_sdist_carries_the_c_sources(wheel: Path) -> None:
     sources = [f"pagecache_c/{p}" for p in inner if p.parts[0] not in ("build", "tests")]
     assert sources
     assert set(sources) <= names
-    assert {"setup.py", "LICENSE", "clamor_ray/_native/builder.py"} <= names
+    assert {"setup.py", "LICENSE", "SECURITY.md", "clamor_ray/_native/builder.py"} <= names
 
 
 def test_the_extension_loads_and_has_every_function(wheel: Path, tmp_path: Path) -> None:
