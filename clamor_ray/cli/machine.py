@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from clamor_ray._native import base
-from clamor_ray._objects.layout import format_bytes
+from clamor_ray._objects.layout import BLOCK_BYTES, format_bytes
 from clamor_ray._objects.memory import cache_budget, memory_bytes
 from clamor_ray._protocol.config import Config
 from clamor_ray._version import __version__
@@ -84,6 +84,7 @@ class Machine:
         device_mode: the permissions of /dev/userfaultfd; None: there is none.
         seccomp: of this process: 0, none; 1, strict; 2, filters.
         may_trace: whether CAP_SYS_PTRACE is effective.
+        page_bytes: of the kernel.
         shmem: the settings of huge pages in shared memory, by file below `SETTINGS`.
         memory_bytes: the least of the machine's and of the limits of cgroups.
         directories: where history and spilled homes go to, by the variable that says so; "" for
@@ -98,6 +99,7 @@ class Machine:
     seccomp: int = 0
     may_trace: bool = False
     kernel: str = ""
+    page_bytes: int = BLOCK_BYTES
     shmem: dict[str, str] = field(default_factory=dict)
     memory_bytes: int | None = None
     max_maps: int | None = None
@@ -207,6 +209,7 @@ def look(config: Config, root: Path = Path("/")) -> Machine:
         seccomp=int(status.get("Seccomp", "0") or 0),
         may_trace=bool(int(status.get("CapEff", "0") or "0", 16) >> CAP_SYS_PTRACE & 1),
         kernel=_text(root / "proc/sys/kernel/osrelease").strip(),
+        page_bytes=resource.getpagesize(),
         shmem=_shmem(root / SETTINGS.lstrip("/")),
         memory_bytes=memory_bytes(root),
         max_maps=_number(root / "proc/sys/vm/max_map_count"),
@@ -312,6 +315,15 @@ def _pages(machine: Machine) -> Iterator[Finding]:
         says = "before 6.7: without PAGEMAP_SCAN what was touched is found more slowly"
     else:
         says = ""
+    if machine.page_bytes != BLOCK_BYTES:
+        yield Finding(
+            "kernel",
+            "wrong",
+            f"Linux {machine.kernel} has pages of {format_bytes(machine.page_bytes)}: a block has "
+            f"{format_bytes(BLOCK_BYTES)}, and must be a page",
+            "Boot a kernel with pages of 4 KiB (of arm64 there are both).",
+        )
+        return
     yield Finding(
         "kernel",
         "note" if says else "ok",

@@ -82,6 +82,7 @@ def test_all_is_well() -> None:
             "advise or never",
         ),
         ({"kernel": "6.1.0-13-amd64"}, "kernel", "note", "before 6.4", "6.7"),
+        ({"page_bytes": 65_536}, "kernel", "wrong", "pages of 64.0 KiB", "pages of 4 KiB"),
         ({"kernel": "6.5.1"}, "kernel", "note", "PAGEMAP_SCAN", "6.7"),
         ({"memory_bytes": GIB // 2}, "memory", "note", "nothing is left", "object_store_memory"),
         (
