@@ -25,7 +25,7 @@ from release import sbom
 from release.archives import ARCHITECTURES, ROOT, make_sdist, make_wheel
 
 INSTALL_S = 1200
-SMOKE_S = 300
+SMOKE_S = 400
 
 
 def _run(command: list[str], timeout_s: float = 300, cwd: Path | None = None) -> None:

@@ -7,6 +7,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 export RAY_USAGE_STATS_ENABLED=0
+# Each process of Ray would compile all of it anew.
+unset PYTHONDONTWRITEBYTECODE
 wheel=${WHEEL:-$(echo "$PWD"/dist/*_"$(uname -m)".whl)}
 # Sessions, reads, commits and deaths; and what the library asks of Ray beside its documented interface.
 tests=(tests/library/test_variables.py tests/cluster/test_ray_nodes.py tests/library/test_in_flight.py
