@@ -5,7 +5,7 @@ An event loop that touches an absent block stops, with everything that runs on i
 is here. These calls wait on a thread instead: Ray's async actors and Ray Serve's replicas go on
 with other requests meanwhile. What is resident afterwards may be touched on the loop. (A block may
 be evicted again before that, where the node's budget is small: `gather` copies, and is not
-concerned.)
+concerned.) `gather` of few rows that are all resident copies them at once, without a thread.
 
 Each process has up to 16 threads for that, made when they are needed. A call that is cancelled ends
 at once for its coroutine; its thread is free again when the page cache has answered, at the latest
@@ -29,12 +29,16 @@ import numpy.typing as npt
 from clamor_ray import errors
 from clamor_ray._read import opener
 from clamor_ray._read.gather import gather as _gather
+from clamor_ray._read.gather import gather_here as _gather_here
 from clamor_ray._read.prefetch import prefetch as _prefetch
 from clamor_ray._read.ref import GlobalRef, Mode
 
 __all__ = ["gather", "get", "prefetch", "refresh", "watch"]
 
 MOST_THREADS: Final = 16
+# Rows that are here are copied on the loop itself: a thread's turn takes longer, most of all where
+# the loop computes (the interpreter changes threads after 5 ms).
+LOOP_BYTES: Final = 256 << 10
 
 _T = TypeVar("_T")
 _Work = Callable[[], None]
@@ -190,6 +194,9 @@ async def gather(
         >>> asyncio.run(clamor.aio.gather(ref, [3, 1, 4]))
         array([ 9,  1, 16])
     """
+    rows = _gather_here(source, ids, out, LOOP_BYTES)
+    if rows is not NotImplemented:
+        return rows
     return await _on_a_thread(_by(timeout, functools.partial(_gather, source, ids, out=out)))
 
 

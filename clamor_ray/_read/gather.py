@@ -24,6 +24,7 @@ from clamor_ray._spans.record import span
 from clamor_ray.errors import HomeLostError, SessionEndedError
 
 if TYPE_CHECKING:
+    from clamor_ray._native.client import Client
     from clamor_ray._session.session import Session
 
 Array = npt.NDArray[Any]
@@ -158,6 +159,9 @@ def gather_rows(array: Array, ids: Any, out: Array | None, timeout: float | None
             return rows
         out[...] = rows
         return out
+    if whole_rows_are_here(leased, array, numbers.view(np.int64)):
+        fetch.note(leased, array, numbers)
+        return _copied(array, numbers.view(np.int64), out)
     direct = out is not None and out.flags.c_contiguous
     result: Array = out if out is not None and direct else np.empty(shape, array.dtype)
     fetch.rows(leased, array, numbers, result)
@@ -172,6 +176,67 @@ def has_whole_rows(array: Array) -> bool:
     """Whether the page cache can copy the rows: each in one piece, apart, in this order."""
     row_bytes = array[:1].nbytes
     return array[:1].flags.c_contiguous and (len(array) == 1 or array.strides[0] >= row_bytes)
+
+
+def whole_rows_are_here(leased: Leased, array: Array, numbers: npt.NDArray[np.int64]) -> bool:
+    """Whether none of the rows need come, as far as is known without a question.
+
+    Args:
+        leased: the version that all of the array lies in.
+        array: has whole rows.
+        numbers: of rows, contiguous; negative ones count from the end. One that is no row: true,
+            for NumPy to raise its error.
+    """
+    client: Client | None = leased.client
+    row_bytes = array.nbytes // len(array)
+    return client is not None and client.rows_here(
+        leased.mapping.id,
+        numbers,
+        len(array),
+        offset_bytes=array.__array_interface__["data"][0] - leased.mapping.address,
+        stride_bytes=array.strides[0] if len(array) > 1 else row_bytes,
+        row_bytes=row_bytes,
+    )
+
+
+def _copied(array: Array, numbers: npt.NDArray[np.int64], out: Array | None) -> Any:
+    """The rows by NumPy alone. Should one be evicted just now, it comes by a fault."""
+    rows = array[numbers]  # a copy, also of a number in an array without dimensions
+    if out is None:
+        return rows
+    out[...] = rows
+    return out
+
+
+def gather_here(source: Any, ids: Any, out: Array | None, most_bytes: int) -> Any:
+    """As `gather`, where that is no more than a copy of so many bytes in this process; else
+    NotImplemented.
+
+    Args:
+        source, ids, out: as `gather`'s.
+        most_bytes: that the rows may have.
+    """
+    if (
+        not isinstance(source, np.ndarray)
+        or source.ndim == 0
+        or not isinstance(ids, (np.ndarray, list))
+    ):
+        return NotImplemented
+    array = plain(source) if type(source) is GlobalArray else source
+    if type(array) is not np.ndarray or array.dtype.hasobject or not array.nbytes:
+        return NotImplemented
+    row_bytes = array.nbytes // len(array)
+    n_ids = ids.size if isinstance(ids, np.ndarray) else len(ids)
+    if not 0 < n_ids * row_bytes <= most_bytes or not has_whole_rows(array):
+        return NotImplemented
+    leased = Fetch.find(*extent(array))
+    numbers = row_ids(ids, len(array), np.int64)
+    if leased is None or numbers.size != n_ids or not whole_rows_are_here(leased, array, numbers):
+        return NotImplemented
+    if out is not None:
+        _check_out(out, numbers.shape + array.shape[1:], array.dtype)
+    Fetch.note(leased, array, numbers.view(np.uint64))
+    return _copied(array, numbers, out)
 
 
 def relative_spans(spans: Spans, leased: Leased) -> Spans:
@@ -203,7 +268,8 @@ class Fetch:
     def _left_s(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
-    def find(self, low: int, high: int) -> Leased | None:
+    @staticmethod
+    def find(low: int, high: int) -> Leased | None:
         """What version's memory [low, high) is; None where it is not all of one."""
         found = opener.at_address(low)
         if found is None or found[1].snapshot is None:
@@ -228,18 +294,24 @@ class Fetch:
             for mapping, runs in split_by_mapping(spans, session.leases).items():
                 session.client.prefetch(mapping.id, runs, wait=True, timeout_s=self._left_s())
 
-    def rows(
-        self, leased: Leased, array: Array, numbers: npt.NDArray[np.uint64], out: Array
-    ) -> None:
-        """Copies whole rows."""
+    @staticmethod
+    def note(leased: Leased, array: Array, numbers: npt.NDArray[np.uint64]) -> Session:
+        """Says who reads these rows, without a touch; returns the session that they are of."""
         session = _session_of(leased)
-        row_bytes = array[:1].nbytes
 
         def read() -> Spans:
             return relative_spans(row_spans(array, numbers), leased)
 
         read_runs(leased.snapshot, read)
         session.leases.note_gathered(leased.mapping.id, read)
+        return session
+
+    def rows(
+        self, leased: Leased, array: Array, numbers: npt.NDArray[np.uint64], out: Array
+    ) -> None:
+        """Copies whole rows."""
+        session = self.note(leased, array, numbers)
+        row_bytes = array[:1].nbytes
         region = leased.snapshot._region if leased.snapshot else 0
         try:
             with span(session.scope, "gather", region=region, rows=numbers.size):

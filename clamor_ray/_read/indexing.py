@@ -16,7 +16,13 @@ from clamor_ray._native.client import Client
 from clamor_ray._objects.global_array import believe, plain, set_gather
 from clamor_ray._objects.ranges import BLOCK_BYTES, extent, row_spans
 from clamor_ray._read import opener
-from clamor_ray._read.gather import Fetch, gather_rows, has_whole_rows, relative_spans
+from clamor_ray._read.gather import (
+    Fetch,
+    gather_rows,
+    has_whole_rows,
+    relative_spans,
+    whole_rows_are_here,
+)
 from clamor_ray._read.lease import Leased
 
 _FULL = slice(None)
@@ -82,9 +88,6 @@ def is_here(leased: Leased, array: Any, numbers: npt.NDArray[np.int64]) -> bool:
 
     An id that is no row: true, for NumPy to raise its error.
     """
-    client: Client | None = leased.client
-    if client is None:
-        return False
     if not has_whole_rows(array):
         if not _are_within(numbers, len(array)):
             return True
@@ -92,15 +95,7 @@ def is_here(leased: Leased, array: Any, numbers: npt.NDArray[np.int64]) -> bool:
         runs = relative_spans(row_spans(array, positive), leased).astype(np.int64)
         blocks = np.repeat(runs[:, 0] - np.cumsum(runs[:, 1]) + runs[:, 1], runs[:, 1])
         return _blocks_are_here(leased, blocks + np.arange(len(blocks)))
-    row_bytes = array.nbytes // len(array)
-    return client.rows_here(
-        leased.mapping.id,
-        numbers,
-        len(array),
-        offset_bytes=array.__array_interface__["data"][0] - leased.mapping.address,
-        stride_bytes=array.strides[0] if len(array) > 1 else row_bytes,
-        row_bytes=row_bytes,
-    )
+    return whole_rows_are_here(leased, array, numbers)
 
 
 def _is_whole(leased: Leased) -> bool:

@@ -91,6 +91,28 @@ def test_they_do_what_the_others_do(session: FakeSession) -> None:
     run(work())
 
 
+def test_rows_that_are_here_take_no_thread(session: FakeSession) -> None:
+    view = clamor.put(TABLE).get()
+    session.fake.has_all = True
+    n_most = aio.LOOP_BYTES // TABLE[0].nbytes
+    out = np.empty((2, 8), np.int64)
+
+    async def work() -> None:
+        for ids in ([3, -1], np.array([[5], [6]]), np.array(7), np.arange(n_most) % 100):
+            np.testing.assert_array_equal(await clamor.aio.gather(view, ids), TABLE[ids])
+        assert await clamor.aio.gather(view, [1, 2], out=out) is out
+        np.testing.assert_array_equal(out, TABLE[1:3])
+        with pytest.raises(IndexError, match="out of bounds"):
+            await clamor.aio.gather(view, [len(TABLE)])
+        with pytest.raises(ValueError, match="out has shape"):
+            await clamor.aio.gather(view, [1], out=out)
+        assert aio._threads._n_threads == 0
+        await clamor.aio.gather(view, np.arange(n_most + 1))
+        assert aio._threads._n_threads == 1
+
+    run(work())
+
+
 @pytest.mark.parametrize("name", ["gather", "prefetch", "map"])
 def test_the_loop_goes_on(session: FakeSession, name: str) -> None:
     ref = clamor.put(TABLE)

@@ -65,7 +65,9 @@ def same(got: Any, expected: Any) -> None:
     ids=lambda ids: f"{type(ids).__name__}{np.shape(ids)}",
 )
 @pytest.mark.parametrize("flat", [False, True])
-def test_ids_as_numpy_has_them(session: FakeSession, ids: Any, flat: bool) -> None:
+@pytest.mark.parametrize("here", [False, True], ids=["absent", "here"])
+def test_ids_as_numpy_has_them(session: FakeSession, ids: Any, flat: bool, here: bool) -> None:
+    session.fake.has_all = here
     table = TABLE[:, 0].copy() if flat else TABLE
     view = clamor.put(table).get()
     expected = table[np.asarray(ids, np.int64)]
@@ -74,7 +76,7 @@ def test_ids_as_numpy_has_them(session: FakeSession, ids: Any, flat: bool) -> No
     out = np.zeros_like(expected) if isinstance(expected, np.ndarray) else np.zeros((), np.int64)
     assert clamor.gather(view, ids, out=out) is out
     np.testing.assert_array_equal(out, expected)
-    assert len(session.fake.gathered) == (3 if np.size(ids) else 0)
+    assert len(session.fake.gathered) == (3 if np.size(ids) and not here else 0)
 
 
 VIEWS: dict[str, tuple[Any, bool]] = {  # and whether the page cache copies the rows
@@ -95,6 +97,21 @@ VIEWS: dict[str, tuple[Any, bool]] = {  # and whether the page cache copies the 
     "records": (lambda a: a.view("i4,f4,S4,u4").reshape(-1, 4), True),
     "a record array": (lambda a: a.view("i4,f4").view(np.recarray), False),
 }
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_what_is_here(session: FakeSession, name: str) -> None:
+    cut, _ = VIEWS[name]
+    session.fake.has_all = True
+    view = cut(clamor.put(TABLE).get())
+    ids = RNG.integers(-len(view), len(view), 40)
+    rows = clamor.gather(view, ids)
+    same(rows, cut(TABLE)[ids])
+    assert not np.shares_memory(rows, view)
+    assert not session.fake.gathered
+    one = clamor.gather(view, np.array(3 % len(view)))
+    same(one, cut(TABLE)[3 % len(view)])
+    assert not np.shares_memory(one, view)
 
 
 @pytest.mark.parametrize("name", VIEWS)
