@@ -7,16 +7,19 @@ faults. So a span of it says: so long have faults waited between two looks.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from clamor_ray._protocol.messages import ServerConfig
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray._spans import record
-from clamor_ray._spans.record import LEAST_NS, Span, thinned
+from clamor_ray._spans.record import KEPT_NS, LEAST_NS, Span, thinned
+
+logger = logging.getLogger("clamor_ray.page_server")
 
 INTERVAL_S: Final = 0.5
 SHARE: Final = 1000  # a look takes one part in so many of a core's time
@@ -75,12 +78,21 @@ class KeptSpans:
         }
         self._n = len(kept)
 
-    def all(self) -> list[tuple[str, int, list[Span]]]:
-        """(process, its pid, its spans) of each."""
+    def all(self, now_ns: int) -> list[tuple[str, int, list[Span]]]:
+        """(process, its pid, its spans of the last hour) of each; this process is called "".
+
+        Args:
+            now_ns: since the epoch of Unix.
+        """
+        since_ns = now_ns - KEPT_NS
         with self._lock:
-            names = {pid: process for process, pid in self._spans if process}
+            names = {os.getpid(): "", **{pid: process for process, pid in self._spans if process}}
             return [
-                (process or names.get(pid) or _unnamed(pid), pid, list(spans))
+                (
+                    process or names.get(pid, _unnamed(pid)),
+                    pid,
+                    [each for each in spans if each.start_ns + each.duration_ns >= since_ns],
+                )
                 for (process, pid), spans in self._spans.items()
             ]
 
@@ -90,9 +102,11 @@ class FaultWaits(Generic[_Key]):
 
     Args:
         began_ns: when all was 0, since the epoch of Unix.
+        of_ended: whether they count what has waited and waits no more; else what waits still, too.
     """
 
-    def __init__(self, began_ns: int) -> None:
+    def __init__(self, began_ns: int, *, of_ended: bool) -> None:
+        self._of_ended = of_ended
         self._last: dict[_Key, tuple[int, int]] = {}  # faults, what they have waited
         self._looked_ns = began_ns
 
@@ -111,8 +125,9 @@ class FaultWaits(Generic[_Key]):
             old_faults, old_wait_ns = last.get(key, (0, 0))
             n_faults, waited_ns = max(0, faults - old_faults), wait_ns - old_wait_ns
             if waited_ns >= LEAST_NS:
-                # One that has ended may have begun before the last look.
-                duration_ns = max(now_ns - began_ns, waited_ns // max(1, n_faults))
+                duration_ns = now_ns - began_ns
+                if self._of_ended and n_faults > 0:  # they may have begun before the last look
+                    duration_ns = max(duration_ns, waited_ns // n_faults)
                 details = {"faults": n_faults, "wait_ms": waited_ns / 1e6}
                 found[key] = Span(
                     name=FAULT_WAIT,
@@ -134,15 +149,15 @@ class Looks:
 
     def __init__(self, engine: _Engine, now_ns: int) -> None:
         self._engine = engine
-        self._regions: FaultWaits[int] = FaultWaits(now_ns)
-        self._processes: FaultWaits[tuple[int, int]] = FaultWaits(now_ns)
+        self._regions: FaultWaits[int] = FaultWaits(now_ns, of_ended=False)
+        self._processes: FaultWaits[tuple[int, int]] = FaultWaits(now_ns, of_ended=True)
 
     def look(self, now_ns: int) -> None:
         """Args: now_ns: as above."""
         regions = {each["region"]: each for each in self._engine.region_stats()}
         for region, found in self._regions.look(regions, now_ns).items():
             details = {**found.details, "region": region}
-            record.here.add("", found._replace(details=details))
+            _of_node.add("", os.getpid(), [found._replace(details=details)])
         clients = {(each["pid"], each["client"]): each for each in self._engine.process_waits()}
         for (pid, _), found in self._processes.look(clients, now_ns).items():
             _of_node.add("", pid, [found._replace(name=PROCESS_WAIT)])
@@ -150,17 +165,23 @@ class Looks:
 
 def start(engine: _Engine, config: ServerConfig) -> Callable[[], None]:
     """Looks at the engine, on a thread of its own, until what this returns is called."""
-    record.here.is_on = config.has_spans
     over = threading.Event()
     if not config.has_spans:
         return over.set
+    record.here.begin("")
     looks = Looks(engine, time.time_ns())
 
     def work() -> None:
         pause_s = 0.0
+        has_failed = False
         while not over.wait(max(INTERVAL_S, pause_s)):
             began_s = time.thread_time()
-            looks.look(time.time_ns())
+            try:
+                looks.look(time.time_ns())
+            except Exception as failure:  # the engine has been closed, or it is short of memory
+                if not (over.is_set() or has_failed):
+                    logger.warning("waits of faults are not recorded just now: %r", failure)
+                has_failed = True
             pause_s = SHARE * (time.thread_time() - began_s)
 
     threading.Thread(target=work, name="clamor-faults", daemon=True).start()
@@ -180,7 +201,7 @@ class NodeSpans:
             packed: as ``rpc.pack`` makes it: what it is called, its pid, its spans as tuples.
         """
         process, pid, spans = unpack(packed)
-        if record.here.is_on:
+        if record.here.keeps(""):
             _of_node.add(process, pid, map(Span._make, spans))
 
     def spans(self) -> bytes:
@@ -189,9 +210,7 @@ class NodeSpans:
         Returns:
             As packed: a list of (process, pid, spans as tuples).
         """
-        own = [  # which thread of this process has done it is nothing to people
-            each if each.name == FAULT_WAIT else each._replace(thread="")
-            for each in record.here.spans()
-        ]
-        found: list[tuple[str, int, Any]] = [("", os.getpid(), own), *_of_node.all()]
+        # Which thread of this process has done it is nothing to people.
+        own = [each._replace(thread="") for each in record.here.spans()]
+        found = [("", os.getpid(), own), *_of_node.all(time.time_ns())]
         return pack([(who, pid, [tuple(each) for each in spans]) for who, pid, spans in found])

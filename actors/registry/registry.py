@@ -123,7 +123,8 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
     def __init__(self, config: ServerConfig, secret: bytes, avoid: Sequence[Range] = ()) -> None:
         throttle("clamor_ray.registry")
         self._config = config
-        record.here.is_on = config.has_spans
+        if config.has_spans:
+            record.here.begin("")
         self._secret = secret
         self._ended = asyncio.Event()
         self._is_ending = False

@@ -142,8 +142,9 @@ class Versions:
         Where a home is lost it waits for the new one.
         """
         check_request(request)
-        region = request.writes[0].region if request.writes else None
-        with span("", "commit", region=region):
+        # The last: of a task's the first is the record of its idempotency key.
+        region = request.writes[-1].region if request.writes else None
+        with span("", "commit at registry", region=region):
             return await self._commit(request)
 
     async def _commit(self, request: CommitRequest) -> Committed:

@@ -284,7 +284,7 @@ class Fetch:
     def runs(self, leased: Leased, runs: Spans) -> None:
         """Makes blocks of one mapping resident, counted from its begin."""
         session = _session_of(leased)
-        region = leased.snapshot._region if leased.snapshot else 0
+        region = leased.snapshot._region if leased.snapshot else None
         with span(session.scope, "prefetch", region=region):
             session.client.prefetch(leased.mapping.id, runs, wait=True, timeout_s=self._left_s())
 
@@ -314,7 +314,7 @@ class Fetch:
         row_bytes = array[:1].nbytes
         region = leased.snapshot._region if leased.snapshot else 0
         try:
-            with span(session.scope, "gather", region=region, rows=numbers.size):
+            with span(session.scope, "gather", region=region or None, rows=numbers.size):
                 session.client.gather(
                     leased.mapping.id,
                     numbers,

@@ -9,6 +9,7 @@ Locks: `Session._client_lock` guards the making of the client; no other is taken
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import threading
 import time
@@ -438,8 +439,16 @@ class Session:
         job of every cluster has the same id, so that says too little."""
         if not ray.is_initialized():
             return False
-        context = ray.get_runtime_context()
-        return (context.get_node_id(), context.get_job_id()) == (self.node_id, self.job_id)
+        try:  # by another thread Ray may go just now: its API would start a cluster then
+            context = inspect.unwrap(ray.get_runtime_context)()
+            return (context.get_node_id(), context.get_job_id()) == (self.node_id, self.job_id)
+        except (AttributeError, RuntimeError):
+            return False
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """False in a child of fork, which has a copy of its parent's."""
+        return os.getpid() == self._pid
 
     @property
     def was_told(self) -> bool:
@@ -468,6 +477,8 @@ class Session:
         """Undoes `leave`, before `close`."""
         self.goes_on = False
         self._has_left = False
+        if self._client is not None:
+            span_sender.begin(self)
 
     def fetch_leased(self, timeout_s: float) -> list[tuple[Mapping, GlobalRef[Any]]]:
         """Fetches what this process's objects look at, before the session ends; not of mappings

@@ -41,28 +41,45 @@ class Span(NamedTuple):
 
 
 class Record:
-    """The spans of this process.
+    """The spans of this process, by session.
 
     Args:
-        most: that are kept.
+        most: that are kept of each.
     """
 
     def __init__(self, most: int = MOST) -> None:
-        self._kept: collections.deque[tuple[str, Span]] = collections.deque(maxlen=most)
-        self.is_on = True
-        self._wake: Callable[[], None] | None = None
+        self._most = most
+        self._kept: dict[str, collections.deque[Span]] = {}
+        self._wake: Callable[[], bool] | None = None
         self._is_woken = False
 
-    def hand_over(self, wake: Callable[[], None] | None) -> None:
-        """Who is called when there is something to be taken: once, until it is taken."""
+    def begin(self, scope: str) -> None:
+        """Spans of a session are kept from now on. Idempotent.
+
+        Args:
+            scope: of the session; "" where a process has only one.
+        """
+        self._kept.setdefault(scope, collections.deque(maxlen=self._most))
+
+    def end(self, scope: str) -> None:
+        """They are no longer, and those that are left go."""
+        self._kept.pop(scope, None)
+
+    def keeps(self, scope: str) -> bool:
+        """Whether spans of it are kept."""
+        return scope in self._kept
+
+    def hand_over(self, wake: Callable[[], bool] | None) -> None:
+        """Who is called when there is something to be taken: once, until it is taken. Says whether
+        it was woken: else the next span does it."""
         self._wake = wake
         self._is_woken = False
 
     def note(self, scope: str, name: str, start_ns: int, **details: Any) -> None:
-        """Something is over, which began then.
+        """Something is over, which began then. Raises nothing: it is not what the caller is about.
 
         Args:
-            scope: of its session; "" where a process has only one.
+            scope: as `begin`'s.
             name, start_ns, details: as `Span`'s.
         """
         duration_ns = time.time_ns() - start_ns
@@ -80,29 +97,37 @@ class Record:
 
     def add(self, scope: str, span: Span) -> None:
         """However long it took."""
-        if not self.is_on:
+        kept = self._kept.get(scope)
+        if kept is None:
             return
-        self._kept.append((scope, span))
+        kept.append(span)
         if self._wake is not None and not self._is_woken:
-            self._is_woken = True
-            self._wake()
+            self._is_woken = True  # first: it may be taken at once
+            if not self._wake():
+                self._is_woken = False
 
-    def take(self) -> dict[str, list[Span]]:
-        """All of them, by scope: they are kept no longer."""
+    def take(self, scope: str) -> list[Span]:
+        """All of a session: they are kept no longer."""
         self._is_woken = False  # what comes from here on wakes again
-        taken: dict[str, list[Span]] = {}
-        for _ in range(len(self._kept)):
-            scope, span = self._kept.popleft()
-            taken.setdefault(scope, []).append(span)
+        kept = self._kept.get(scope)
+        taken: list[Span] = []
+        while kept:
+            taken.append(kept.popleft())
         return taken
 
-    def spans(self) -> list[Span]:
-        """All of them. They stay."""
+    def spans(self, now_ns: int | None = None) -> list[Span]:
+        """All of the last hour. They stay.
+
+        Args:
+            now_ns: as `Span.start_ns`; None: now.
+        """
+        since_ns = (time.time_ns() if now_ns is None else now_ns) - KEPT_NS
         while True:
             try:
-                return [span for _, span in self._kept]
+                everything = [span for kept in self._kept.values() for span in kept]
             except RuntimeError:  # another thread has added one meanwhile
                 continue
+            return [each for each in everything if each.start_ns + each.duration_ns >= since_ns]
 
     def after_fork(self) -> None:
         """In the child: the parent's spans are the parent's, and so is who takes them."""

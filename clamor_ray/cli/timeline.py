@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -100,6 +103,16 @@ def _silent(node_id: str, why: str) -> str:
     return f"Page server of node {node_id[:ID_DIGITS]} did not answer: {why}."
 
 
+def _is_event(found: Any) -> bool:
+    """Whether that is one of a Chrome trace, as far as it is looked at here."""
+    return (
+        isinstance(found, dict)
+        and isinstance(found.get("ph"), str)
+        and isinstance(found.get("args", {}), dict)
+        and all(isinstance(found.get(name, 0), (int, float)) for name in ("ts", "dur"))
+    )
+
+
 def read_trace(path: Path) -> list[Event]:
     """A trace of `ray timeline`, of Ray's dashboard, or of this command.
 
@@ -109,13 +122,45 @@ def read_trace(path: Path) -> list[Event]:
     try:
         found = json.loads(path.read_text())
         events = found["traceEvents"] if isinstance(found, dict) else found
-        if not (isinstance(events, list) and all(isinstance(each, dict) for each in events)):
+        if not (isinstance(events, list) and all(map(_is_event, events))):
             raise ValueError("it is no list of events")
     except (ValueError, KeyError) as failure:
         raise NotAskedError(
             f"{path} is no Chrome trace: {cause_of(failure)}. Give a file of `ray timeline`."
         ) from failure
     return events
+
+
+def _of_ray(left_s: float) -> list[Event]:
+    """What `ray timeline` says.
+
+    Raises:
+        NotAskedError: Not in time: the call has no deadline of its own.
+    """
+    with_ray = Future[list[Event]]()
+
+    def ask() -> None:
+        try:
+            with_ray.set_result(ray.timeline())
+        except BaseException as failure:
+            with_ray.set_exception(failure)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return with_ray.result(left_s)
+    except FutureTimeoutError:
+        raise NotAskedError(
+            "Ray did not say its timeline in time. Raise --timeout, or leave --with-ray out."
+        ) from None
+
+
+def _since(events: Sequence[Event], since_ns: float) -> list[Event]:
+    """Without what was over before."""
+    return [
+        each
+        for each in events
+        if each["ph"] == "M" or (each.get("ts", 0) + each.get("dur", 0)) * 1000 >= since_ns
+    ]
 
 
 @dataclass(frozen=True)
@@ -242,8 +287,8 @@ def command(
             all_found.events += found.events
             all_found.troubles += found.troubles
         if with_ray:
-            theirs.append(ray.timeline())
-    trace = merged(all_found.events, *theirs)
+            theirs.append(_of_ray(max(0.1, deadline - time.monotonic())))
+    trace = merged(all_found.events, *(_since(each, since_ns) for each in theirs))
     path = out or (Path("clamor-timeline.json") if form == "text" else None)
     if path is not None:
         path.write_text(json.dumps(trace))

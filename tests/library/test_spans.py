@@ -38,6 +38,7 @@ def spanned(name: str, start_ms: float, ms: float, thread: str = "", **details: 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Record:
     fresh = Record(most=4)
+    fresh.begin("s")
     monkeypatch.setattr(record, "here", fresh)
     return fresh
 
@@ -70,40 +71,108 @@ def test_the_thread_is_said(here: Record) -> None:
     assert [each.thread for each in here.spans()] == ["feeder"]
 
 
+def long_ago(seconds: float) -> int:
+    return time.time_ns() - int(seconds * S)
+
+
 def test_no_more_is_kept_than_there_is_room_for(here: Record) -> None:
     for number in range(9):
-        here.note("s", str(number), 0)
+        here.note("s", str(number), long_ago(1))
+        here.note("off", str(number), long_ago(1))
     assert [each.name for each in here.spans()] == ["5", "6", "7", "8"]
-    here.is_on = False
-    here.note("s", "off", 0)
-    assert list(here.take()) == ["s"]
-    assert here.take() == {}
+    assert here.take("off") == []
+    assert len(here.take("s")) == 4
+    assert here.take("s") == []
+    here.note("s", "last", long_ago(1))
+    here.end("s")
+    here.note("s", "after", long_ago(1))
+    assert here.spans() == []
+
+
+def test_what_was_over_an_hour_ago_is_not_said(here: Record) -> None:
+    here.add("s", Span("over", long_ago(3610), 5 * S, "", {}))
+    here.add("s", Span("just over", long_ago(3610), 20 * S, "", {}))
+    assert [each.name for each in here.spans()] == ["just over"]
 
 
 def test_who_takes_them_is_woken_once_until_then(here: Record) -> None:
     woken: list[int] = []
-    here.hand_over(lambda: woken.append(1))
-    for number in range(3):
-        here.note("st"[number % 2], str(number), 0)
-    assert len(woken) == 1
-    taken = here.take()
-    assert {scope: [each.name for each in spans] for scope, spans in taken.items()} == {
-        "s": ["0", "2"],
-        "t": ["1"],
-    }
-    here.note("s", "3", 0)
+    can_wake = False
+
+    def wake() -> bool:
+        woken.append(1)
+        return can_wake
+
+    here.hand_over(wake)
+    here.note("s", "0", long_ago(1))
+    can_wake = True  # it was not: the next one does it
+    here.begin("t")
+    for number in range(1, 4):
+        here.note("st"[number % 2], str(number), long_ago(1))
     assert len(woken) == 2
+    assert [each.name for each in here.take("s")] == ["0", "2"]
+    assert [each.name for each in here.take("t")] == ["1", "3"]
+    here.note("s", "4", long_ago(1))
+    assert len(woken) == 3
+
+
+def test_no_thread_for_it_is_no_error_of_the_caller(
+    here: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(span_sender, "_thread", None)
+    here.hand_over(span_sender._wake)
+    with monkeypatch.context() as patches:
+        patches.setattr(threading.Thread, "start", start)
+        here.note("s", "of a commit that was made", long_ago(1))
+    assert span_sender._thread is None
+    here.note("s", "another", long_ago(1))
+    assert span_sender._thread is not None
+
+
+class Gone:
+    """A session whose cluster goes when it is looked at."""
+
+    node_id, is_ending, in_driver, goes_on = NODE, False, True, True
+    scope = "s"
+
+    def __init__(self) -> None:
+        self.is_here = True
+
+
+def test_ray_that_goes_meanwhile_is_not_started(
+    here: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    session = Gone()
+    known = span_sender._Known(cast(Any, weakref.ref(session)))
+    monkeypatch.setitem(span_sender._known, "s", known)
+    here.note("s", "x", long_ago(1))
+    assert not ray.is_initialized()
+    with span_sender._lock:
+        assert not span_sender._send("s", known, may_look=True)
+    known.server, known.last = object(), object()
+    span_sender._end(cast(Any, session))
+    assert not ray.is_initialized()
+    assert known.is_over
+    assert "s" not in span_sender._known
+    assert not here.keeps("s")
 
 
 def test_a_child_of_fork_has_none_of_its_parents() -> None:
-    record.here.note("s", "of the parent", 0)
+    record.here.begin("s")
+    record.here.note("s", "of the parent", long_ago(1))
     reader, writer = os.pipe()
     if (pid := os.fork()) == 0:
         os.write(writer, str(len(record.here.spans())).encode())
         os._exit(0)
     os.waitpid(pid, 0)
     assert os.read(reader, 10) == b"0"
-    assert [each.name for each in record.here.take()["s"]] == ["of the parent"]
+    assert [each.name for each in record.here.take("s")] == ["of the parent"]
+    record.here.end("s")
     os.close(reader)
     os.close(writer)
 
@@ -156,14 +225,14 @@ def test_spans_of_a_node_are_bounded() -> None:
     for number in range(30):
         kept.add("worker:01", 7, [spanned("x", now_ms + 10 * number + n, 1) for n in range(10)])
         kept.add("worker:02", 8, [spanned("slow", now_ms + 10 * number, 50)])
-    found = {(who, pid): spans for who, pid, spans in kept.all()}
+    found = {(who, pid): spans for who, pid, spans in kept.all(time.time_ns())}
     assert 50 <= sum(map(len, found.values())) <= 100
     slow = [each.start_ns for each in found["worker:02", 8]]
     assert len(slow) > 20  # they are a tenth of what came, and the longer ones
 
 
 def test_waits_of_faults_are_what_has_grown() -> None:
-    waits = FaultWaits[int](99 * S)
+    waits = FaultWaits[int](99 * S, of_ended=True)
 
     def look(now_s: float, *counters: tuple[int, int, float]) -> dict[Any, Any]:
         found = waits.look(
@@ -192,11 +261,18 @@ def test_waits_of_faults_are_what_has_grown() -> None:
     assert look(102.0, (2, 3, 4004.5)) == {2: (100.0, 2.0, 2, 4000.0)}  # they began before
 
 
+def test_waits_that_go_on_began_with_the_look() -> None:
+    waits = FaultWaits[int](99 * S, of_ended=False)
+    (found,) = waits.look({1: {"faults": 0, "fault_wait_ns": 32 * S}}, 100 * S).values()
+    assert (found.start_ns, found.duration_ns) == (99 * S, S)
+    assert found.details == {"faults": 0, "wait_ms": 32_000.0}
+
+
 def test_a_process_is_called_as_it_calls_itself() -> None:
     kept = KeptSpans()
     for process, pid in (("", 7), ("", 8), ("worker:01", 7), ("", 0)):
         kept.add(process, pid, [spanned("x", time.time_ns() / MS, 1)])
-    assert Counter((who, pid) for who, pid, _ in kept.all()) == {
+    assert Counter((who, pid) for who, pid, _ in kept.all(time.time_ns())) == {
         ("worker:01", 7): 2,
         ("process 8", 8): 1,
         ("processes of other namespaces", 0): 1,
@@ -309,7 +385,13 @@ def test_sums_count_what_was_waited() -> None:
     assert (gathers.total_ms, gathers.longest_ms) == (60.0, 40.0)
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"traceEvents": 3}', "[1]", '"x"'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}", '{"traceEvents": 3}', "[1]", '"x"', '[{"name": "no phase"}]'),
+        *('[{"ph": "M", "args": null}]', '[{"ph": "X", "ts": "5"}]'),
+    ],
+)
 def test_what_is_no_trace_is_said(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.json"
     path.write_text(text)
