@@ -34,12 +34,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from clamor_ray import errors
 from clamor_ray._labels import label
 from clamor_ray._native import client as _native
-from clamor_ray._objects.memory import (
-    COMMIT_HINT,
-    cache_budget,
-    check_room,
-    memory_bytes,
-)
+from clamor_ray._objects.memory import COMMIT_HINT, check_room
 from clamor_ray._protocol import names
 from clamor_ray._protocol.messages import (
     LIBRARY_VERSION,
@@ -69,6 +64,7 @@ from clamor_ray.actors.page_server.rebuilt_homes import RebuiltHomes, layer_erro
 from clamor_ray.actors.page_server.registry_resolver import RegistryResolver
 from clamor_ray.actors.page_server.room import (
     NoDirectory,
+    cache_bytes,
     cache_disk_bytes,
     disk_directory,
     node_room,
@@ -204,7 +200,7 @@ class PageServer(node_spans.NodeSpans):
         self._journal_directory = session_directory() / names.journal_directory(config.job_scope)
         self._lock_fd = keeper_process.hold_beside(self._journal_directory)
         socket_directory.prepare(names.socket_directory(config.sockets_below))
-        self._cache_bytes = cache_budget(config.cache_bytes, memory_bytes(), node_id)
+        self._cache_bytes = cache_bytes(config, node_id)
         registry = RegistryClient(self._ask)
         server_id, has_served = registry.begin_server(node_id, self._place)
         if not has_served:  # the ids before this one are lost for good, with what they held

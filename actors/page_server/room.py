@@ -11,8 +11,13 @@ import ray
 from clamor_ray import errors
 from clamor_ray._native import client as _native
 from clamor_ray._native.engine import Engine
-from clamor_ray._objects.memory import available_bytes, memory_bytes
-from clamor_ray._protocol.messages import HomeUse, NodeRoom
+from clamor_ray._objects.memory import (
+    available_bytes,
+    budget_trouble,
+    cache_budget,
+    memory_bytes,
+)
+from clamor_ray._protocol.messages import HomeUse, NodeRoom, ServerConfig
 from clamor_ray.actors.process.journals import session_directory
 
 logger = logging.getLogger("clamor_ray.page_server")
@@ -34,6 +39,20 @@ def node_room(engine: Engine, pinned: Collection[int]) -> NodeRoom:
         if each["is_home"]
     )
     return NodeRoom(available_bytes(), memory_bytes(), homes)
+
+
+def cache_bytes(config: ServerConfig, node_id: str) -> int:
+    """What its page server may cache. Says so where that and history leave nothing of the node.
+
+    Raises:
+        CacheBudgetError: As `cache_budget`.
+    """
+    has_bytes = memory_bytes()
+    found = cache_budget(config.cache_bytes, has_bytes, node_id)
+    trouble = budget_trouble(has_bytes, found, config.history_bytes)
+    if trouble is not None:
+        logger.warning("node %s: %s", node_id, trouble)
+    return found
 
 
 class NoDirectory(errors.ServerUnavailableError):

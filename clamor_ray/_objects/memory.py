@@ -125,6 +125,26 @@ def cache_budget(asked_bytes: int, has_bytes: int | None, node_id: str) -> int:
     return asked_bytes
 
 
+FULL_SHARE: Final = 0.9  # of a limit: homes, cache, history, object store and heaps are below
+
+
+def budget_trouble(has_bytes: int | None, cache_bytes: int, history_bytes: int) -> str | None:
+    """What is to be said of a node whose page server may take all of its memory; None: nothing.
+
+    Args:
+        has_bytes: `memory_bytes`.
+        cache_bytes, history_bytes: that it may take.
+    """
+    if has_bytes is None or cache_bytes + history_bytes < FULL_SHARE * has_bytes:
+        return None
+    return (
+        f"This node has {format_bytes(has_bytes)} of memory, and its page server may take "
+        f"{format_bytes(cache_bytes + history_bytes)}: cache {format_bytes(cache_bytes)}, history "
+        f"{format_bytes(history_bytes)}. Nothing is left for variables and heaps. Give the "
+        "container more memory, or lower CLAMOR_CACHE_BYTES or CLAMOR_HISTORY_BYTES."
+    )
+
+
 # Asking the kernel takes half a millisecond: more than a small commit, for less than its noise.
 LOOK_FROM_BYTES = 1 << 20
 

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 from typing import Any
 
 import ray
 
 from clamor_ray import errors
+from clamor_ray._errors.base import level_of_caller
+from clamor_ray._objects import memory
 from clamor_ray._protocol.config import Config
 from clamor_ray._session import end_hooks, named_sessions, process_sessions, shutdown
 from clamor_ray._session.begin import starting, stores
@@ -89,6 +92,10 @@ def init(
         CacheBudgetError: This node has less memory than `cache_bytes`. (A node that has less and
             joins later raises it in the first task there that uses a global variable.)
 
+    Warns:
+        ClamorWarning: The cache and the history of this node leave nothing of its memory, or of its
+            container's limit. (Other nodes log that.)
+
     Example:
         >>> clamor.init().trap in ("uffd", "uffd-user", "sigsegv")
         True
@@ -145,6 +152,7 @@ def init(
             process_sessions._add(part)
         if part.in_driver:
             _end_with_process()
+            _warn_of_budget(part)
     if trap != "uffd" and not reason:
         reason = f"CLAMOR_TRAP={part.config.trap} asks for it"
     return InitResult(
@@ -169,6 +177,15 @@ def _part_in_own(config: Config, settings: dict[str, Any]) -> Session:
     if part.owner:
         starting.check_same_settings(part.config, config, settings)
     return part
+
+
+def _warn_of_budget(part: Session) -> None:
+    """Other nodes' page servers log the same."""
+    has_bytes, config = memory.memory_bytes(), part.config
+    cache_bytes = memory.cache_budget(config.cache_bytes, has_bytes, part.node_id)
+    trouble = memory.budget_trouble(has_bytes, cache_bytes, config.history_bytes)
+    if trouble is not None:
+        warnings.warn(trouble, errors.ClamorWarning, stacklevel=level_of_caller())
 
 
 def _end_with_process() -> None:

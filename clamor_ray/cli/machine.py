@@ -17,7 +17,12 @@ from typing import Final, Literal
 
 from clamor_ray._native import base
 from clamor_ray._objects.layout import BLOCK_BYTES, format_bytes
-from clamor_ray._objects.memory import cache_budget, memory_bytes
+from clamor_ray._objects.memory import (
+    FULL_SHARE,
+    budget_trouble,
+    cache_budget,
+    memory_bytes,
+)
 from clamor_ray._protocol.config import Config
 from clamor_ray._version import __version__
 
@@ -29,7 +34,6 @@ CAP_SYS_PTRACE: Final = 19
 SECCOMP_FILTERS: Final = 2
 OBJECT_STORE_SHARE: Final = 0.3  # of a node's memory: what Ray takes by itself, and at most
 MOST_OBJECT_STORE_BYTES: Final = 200 * 10**9
-FULL_SHARE: Final = 0.9  # of a limit: homes, cache, history, object store and heaps are below
 LEAST_MAPS: Final = 65_530
 LEAST_DESCRIPTORS: Final = 4096
 LEAST_DISK_BYTES: Final = 1 << 30
@@ -359,7 +363,7 @@ def _memory(machine: Machine, config: Config) -> Iterator[Finding]:
         yield Finding("memory", "ok", f"{says}{format_bytes(left_bytes)} for variables and heaps")
         return
     # What Ray was given nobody knows here: its share alone makes nothing wrong.
-    is_wrong = own_bytes >= FULL_SHARE * has_bytes
+    is_wrong = budget_trouble(has_bytes, cache_bytes, config.history_bytes) is not None
     yield Finding(
         "memory",
         "wrong" if is_wrong else "note",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,16 @@ import pytest
 from clamor_ray import errors
 from clamor_ray._native import client as _native
 from clamor_ray._native.builder import C_DIR
+from clamor_ray._objects import memory
 from clamor_ray._objects.memory import (
     UNKNOWN_CACHE_BYTES,
     available_bytes,
+    budget_trouble,
     cache_budget,
     memory_bytes,
 )
 from clamor_ray._protocol.config import _CHOICES, Config, parse_bytes
+from clamor_ray._session import init
 
 GIB = 1 << 30
 
@@ -173,3 +178,35 @@ def test_what_repairs_may_read_a_second() -> None:
     assert Config.from_env({"CLAMOR_REPAIR_BYTES_S": "0"}).repair_bytes_s == 0  # no limit
     with pytest.raises(ValueError, match="CLAMOR_REPAIR_BYTES_S is at least 1048576 bytes"):
         Config.from_env({"CLAMOR_REPAIR_BYTES_S": "1000000"})
+
+
+@pytest.mark.parametrize(
+    ("has_bytes", "cache_bytes", "history_bytes", "is_said"),
+    [
+        (None, GIB, GIB, False),
+        (4 * GIB, GIB, GIB // 4, False),
+        (300 << 20, 75 << 20, 256 << 20, True),
+        (1000, 500, 399, False),
+        (1000, 500, 400, True),
+    ],
+)
+def test_a_budget_that_leaves_nothing_is_said_with_its_numbers(
+    has_bytes: int | None, cache_bytes: int, history_bytes: int, is_said: bool
+) -> None:
+    trouble = budget_trouble(has_bytes, cache_bytes, history_bytes)
+    assert (trouble is not None) == is_said
+    if has_bytes == 300 << 20:
+        assert trouble is not None
+        for words in ("300.0 MiB", "331.0 MiB", "75.0 MiB", "256.0 MiB", "CLAMOR_HISTORY_BYTES"):
+            assert words in trouble
+
+
+def test_init_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    part: Any = types.SimpleNamespace(config=Config(cache_bytes=75 << 20), node_id="n")
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 300 << 20)
+    with pytest.warns(errors.ClamorWarning, match=r"This node has 300.0 MiB .* 331.0 MiB"):
+        init._warn_of_budget(part)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: GIB)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        init._warn_of_budget(part)
