@@ -119,9 +119,12 @@ class Region:
             raise
         self._session, self._record, self._lease = session, record, lease
         self._length_bytes = mapping.length_bytes
+        self._open()
+        return self
+
+    def _open(self) -> None:
         self._began_ns = time.time_ns()
         self._state = "open"
-        return self
 
     def __exit__(
         self,

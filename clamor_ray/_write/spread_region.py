@@ -113,7 +113,7 @@ class SpreadRegion(Region):
                 session.rpc.abandon(whole.region)
             raise
         self._session, self._created, self._record = session, created, whole
-        self._state = "open"
+        self._open()
         return self
 
     def _map(self, session: Session, created: CreatedPieces, scratch: Scratch) -> Window:
