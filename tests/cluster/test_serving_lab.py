@@ -94,7 +94,7 @@ def _running(lab: LocalCluster) -> Iterator[Service]:
         clamor.shutdown(session=SESSION)
 
 
-def program(*arguments: str) -> subprocess.Popen[str]:
+def program(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     """A load program, which knows nothing of Ray."""
     return subprocess.Popen(
         [sys.executable, *arguments],
@@ -102,6 +102,7 @@ def program(*arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, **environment},
     )
 
 
@@ -131,7 +132,7 @@ class Background:
 def test_answers_are_right_as_bytes_and_as_json(service: Service) -> None:
     ids = np.array([0, 7, N_ROWS - 1, 7])
     body = service.post("/lookup", encode_ids(ids), "application/octet-stream")
-    update = client_rules.check(body, ids)
+    update = client_rules.check(body, ids, DIM)
     assert update == service.ref.get()["update"][0]
     said = json.loads(service.post("/lookup", b'{"ids": [3, 1]}', "application/json"))
     assert said["update"] == update
@@ -140,7 +141,7 @@ def test_answers_are_right_as_bytes_and_as_json(service: Service) -> None:
     control = service.post("/control", encode_ids(ids), "application/octet-stream")
     assert len(control) == len(body)
     with pytest.raises(client_rules.WrongAnswer, match="rows"):
-        client_rules.check(control, ids)
+        client_rules.check(control, ids, DIM)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,7 @@ def test_answers_are_right_as_bytes_and_as_json(service: Service) -> None:
         ("/lookup", b"1234567", 400, "8 for each id"),
         ("/lookup", b"", 400, "ask for 1 to"),
         ("/lookup", encode_ids(np.array([N_ROWS])), 400, f"index {N_ROWS} is out of bounds"),
+        ("/lookup", encode_ids(np.array([-1])), 400, "ids count from 0"),
         ("/rows", encode_ids(np.array([1])), 404, "POST to /lookup"),
     ],
 )
@@ -166,8 +168,9 @@ def test_locust_finds_no_wrong_answer_while_rows_are_updated(
 ) -> None:
     locustfile = Path(running.__file__).with_name("locustfile.py")
     users = ["--headless", "-u", "8", "-r", "8", "-t", "5s", "--host", service.url]
-    locust = program("-m", "locust", "-f", str(locustfile), *users, "--json", "--only-summary")
     before, n_updates = int(service.ref.get()["update"][0]), 0
+    options = ["-f", str(locustfile), *users, "--json", "--only-summary"]
+    locust = program("-m", "locust", *options, SERVING_REACHES=str(before + 1))
     while locust.poll() is None:
         update_rows(service.ref)
         n_updates += 1
@@ -184,7 +187,7 @@ def test_locust_finds_no_wrong_answer_while_rows_are_updated(
     changed = table.changed_rows(N_ROWS, last)
     for _ in range(2 * N_REPLICAS):
         body = service.post("/lookup", encode_ids(changed), "application/octet-stream")
-        assert client_rules.check(body, changed) == last
+        assert client_rules.check(body, changed, DIM) == last
 
 
 def test_page_servers_are_killed_under_load(service: Service) -> None:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import os
 import re
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
+from ray import serve
 
+import clamor_ray as clamor
+from clamor_ray import errors
 from clamor_ray.workloads.serving import __main__ as command
-from clamor_ray.workloads.serving import client_rules, open_loop, table
+from clamor_ray.workloads.serving import client_rules, followed, open_loop, running, table
 from clamor_ray.workloads.serving.bodies import (
     MOST_IDS,
     Answer,
+    BadAnswer,
     BadRequest,
     decode_answer,
     decode_ids,
@@ -79,6 +89,7 @@ def test_bytes_come_back_as_they_went() -> None:
     [
         *(b"", b"[1]", b"{}", b'{"ids": 3}', b'{"ids": []}', b'{"ids": [0.5]}', b'{"ids": ["1"]}'),
         *(b'{"ids": [true]}', b'{"ids": [[1]]}', b'{"ids": [1, [2]]}', b'{"ids": null}', b"\xff"),
+        b'{"ids": ' + b"[" * 100_000,
     ],
 )
 def test_json_without_ids_is_refused(body: bytes) -> None:
@@ -91,13 +102,30 @@ def test_too_many_ids_are_refused() -> None:
         decode_ids(bytes(8 * (MOST_IDS + 1)), BYTES)
 
 
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [(encode_ids(np.array([3, -1])), BYTES), (b'{"ids": [3, -1]}', "application/json")],
+)
+def test_ids_below_0_are_refused(body: bytes, content_type: str) -> None:
+    """Numpy would count them from the end."""
+    with pytest.raises(BadRequest, match="count from 0, and one of these is -1"):
+        decode_ids(body, content_type)
+
+
+@pytest.mark.parametrize("shape", [(-1, -1), (-1, 0), (0, 1 << 62), (1 << 62, 0), (1 << 62, 4)])
+def test_rows_that_no_array_has_are_no_answer(shape: tuple[int, int]) -> None:
+    size = 4 if shape == (-1, -1) else 0
+    with pytest.raises(BadAnswer, match=f"bytes are not {shape[0]} rows"):
+        decode_answer(struct.pack("<qqqq", 0, 0, *shape) + bytes(size))
+
+
 @pytest.mark.parametrize("cut", [0, 31, 33])
 def test_a_part_of_an_answer_is_a_wrong_answer(cut: int) -> None:
     ids = np.array([1, 2])
     body = encode_answer(Answer(0, 0, table.rows_at(ids, 0, DIM)), BYTES)
-    assert client_rules.check(body, ids) == 0
+    assert client_rules.check(body, ids, DIM) == 0
     with pytest.raises(client_rules.WrongAnswer):
-        client_rules.check(body[:cut], ids)
+        client_rules.check(body[:cut], ids, DIM)
 
 
 def test_rows_of_another_update_are_a_wrong_answer() -> None:
@@ -105,9 +133,18 @@ def test_rows_of_another_update_are_a_wrong_answer() -> None:
     rows = table.rows_at(ids, 4, DIM)
     rows[7] = table.rows_at(ids[7:8], 107, DIM)
     with pytest.raises(client_rules.WrongAnswer, match=r"rows \[7\] are not those of update 4"):
-        client_rules.check(encode_answer(Answer(4, 4, rows), BYTES), ids)
+        client_rules.check(encode_answer(Answer(4, 4, rows), BYTES), ids, DIM)
     with pytest.raises(client_rules.WrongAnswer, match="200 rows for 199 ids"):
-        client_rules.check(encode_answer(Answer(4, 4, rows), BYTES), ids[1:])
+        client_rules.check(encode_answer(Answer(4, 4, rows), BYTES), ids[1:], DIM)
+
+
+@pytest.mark.parametrize("dim", [0, DIM - 1])
+def test_rows_with_too_few_columns_are_a_wrong_answer(dim: int) -> None:
+    """What is left of each is right; of no columns there is nothing to compare."""
+    ids = np.arange(5)
+    body = encode_answer(Answer(4, 4, table.rows_at(ids, 4, dim)), BYTES)
+    with pytest.raises(client_rules.WrongAnswer, match=f"rows of {dim} columns"):
+        client_rules.check(body, ids, DIM)
 
 
 # ---------------------------------------------------------------- the options
@@ -153,7 +190,7 @@ def measured(load: Load, lookup: Handler) -> Measured:
     """What the load program says of a service that answers so."""
 
     async def about(_: web.Request) -> web.StreamResponse:
-        return web.json_response({"n_rows": N_ROWS})
+        return web.json_response({"n_rows": N_ROWS, "dim": DIM})
 
     async def work() -> Measured:
         service = web.Application()
@@ -245,6 +282,82 @@ def test_what_is_wrong_or_refused_is_counted(
     json.dumps(record)
 
 
+def test_the_last_try_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_rules, "MOST_TRIES", 3)
+
+    async def fails(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=503, text="later")
+
+    found = measured(Load("", n_clients=1, n_ids=N_ROWS, of_update=1), fails)
+    assert (found.n_retries, found.failed) == (2, ["status 503: later"])
+
+
+@pytest.mark.parametrize("rate_per_s", [None, 100.0])
+def test_a_request_that_fails_in_another_way_has_failed(
+    rate_per_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, n_kept = open_loop.Clients._keep, 0
+
+    def fails_first(self: open_loop.Clients, ids: table.Int64, body: bytes) -> None:
+        nonlocal n_kept
+        n_kept += 1
+        if n_kept == 1:
+            raise RuntimeError("no memory")
+        keep(self, ids, body)
+
+    monkeypatch.setattr(open_loop.Clients, "_keep", fails_first)
+    found = measured(Load("", seconds=0.5, rate_per_s=rate_per_s, n_clients=2, n_ids=3), right)
+    assert found.failed == ["RuntimeError('no memory')"]
+    assert len(found.latencies_ms) == n_kept - 1
+
+
+def test_a_request_without_a_fate_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forgets(*_: object) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(open_loop.Clients, "ask", forgets)
+    with pytest.raises(RuntimeError, match=r"[1-9][0-9]* requests arrived, and 0 were answered"):
+        measured(Load("", seconds=0.3, rate_per_s=100), right)
+
+
+@pytest.mark.parametrize(("reaches", "n_stale"), [(None, 0), (0, 0), (1, 1)])
+def test_answers_that_do_not_reach_an_update_are_told(reaches: int | None, n_stale: int) -> None:
+    """Each of them is right, of the update that it names."""
+    found = measured(Load("", seconds=0.2, n_clients=1, reaches=reaches), right)
+    assert found.updates == {0}
+    assert found.wrong == found.failed == []
+    assert len(found.texts) == len(found.record()["texts"]) == n_stale
+    assert all("update 1 was made" in text for text in found.texts)
+
+
+def test_no_answers_reach_no_update() -> None:
+    assert "is None" in Measured(reaches=0).texts[0]
+    assert Measured().texts == []
+
+
+@pytest.mark.parametrize(("seen", "status"), [(6, 1), (7, None)])
+def test_locust_fails_where_answers_stay_behind(seen: int, status: int | None) -> None:
+    script = (
+        "from types import SimpleNamespace\n"
+        "from locust import events\n"
+        "from clamor_ray.workloads.serving.locustfile import Reader\n"
+        f"Reader.largest_update = {seen}\n"
+        "environment = SimpleNamespace(process_exit_code=None)\n"
+        "events.quitting.fire(environment=environment)\n"
+        "print(environment.process_exit_code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+        env={**os.environ, "SERVING_REACHES": "7"},
+    )
+    assert done.stdout.strip() == str(status)
+    assert ("STALE ANSWERS" in done.stderr) == bool(status)
+
+
 def test_arrivals_have_the_rate_and_come_by_chance() -> None:
     load = Load("", seconds=1000, rate_per_s=20)
     times = open_loop.arrivals_s(load)
@@ -262,6 +375,230 @@ def test_percentiles_are_of_what_was_measured() -> None:
     assert (found["p50_ms"], found["p99_ms"]) == (500.0, 990.0)
     assert found["p999_ms"] in (999.0, 1000.0)  # 0.999 is no binary fraction
     assert open_loop.percentiles([]) == {}
+
+
+# -------------------------------------------------------------- how it follows
+
+
+class Ref:
+    """A reference as `followed` uses one, at a version whose object is known."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def snapshot(self) -> Ref:
+        return self
+
+
+def value_of(update: int) -> dict[str, Any]:
+    return {"rows": np.zeros((3, 2), np.float32), "update": np.array([update])}
+
+
+def follow(monkeypatch: pytest.MonkeyPatch, values: list[Any]) -> followed.Followed:
+    """What is followed where each version has the next one of these values, or raises it."""
+    news = list(values)
+
+    async def watch(_: Ref) -> AsyncIterator[int]:
+        while news:
+            yield 0
+        await asyncio.Event().wait()
+
+    async def get(_: Ref) -> Any:
+        value = news.pop(0)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    async def gather(array: Any, ids: list[int]) -> Any:
+        return array[ids]
+
+    async def refresh(ref: Ref) -> Ref:
+        return Ref(ref.version + 1)
+
+    for function in (watch, get, gather, refresh):
+        monkeypatch.setattr(clamor.aio, function.__name__, function)
+    monkeypatch.setattr(followed, "AGAIN_S", 0.001)
+
+    async def work() -> followed.Followed:
+        first = followed.Opened(0, 0, value_of(0)["rows"])
+        found = followed.Followed("table", Ref(0), first)  # type: ignore[arg-type]
+        deadline = time.monotonic() + 30
+        while found.failure is None and (news or found.now.update != LAST):
+            assert time.monotonic() < deadline, "it neither follows nor says why"
+            await asyncio.sleep(0.001)
+        await found.end()
+        return found
+
+    return asyncio.run(work())
+
+
+LAST = 9  # the update of the last value
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (np.zeros((3, 2)), IndexError),
+        ({"rows": np.zeros((3, 2))}, KeyError),
+        (RuntimeError("can't start new thread"), RuntimeError),
+        (errors.NoSuchNameError("no table"), errors.NoSuchNameError),
+    ],
+)
+def test_following_ends_with_a_failure_that_is_told(
+    value: Any, what: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """The replica is not to serve an old version for ever, and say that it is healthy."""
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
+    found = follow(monkeypatch, [value_of(1), value, value_of(LAST)])
+    assert isinstance(found.failure, what)
+    assert found.now.update == 1
+    assert "table is followed no more" in caplog.text
+
+
+def expired(n: int) -> list[Any]:
+    return [errors.SnapshotExpired(f"version {each}") for each in range(n)]
+
+
+def test_versions_that_are_gone_before_they_are_opened_are_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = followed.MOST_EXPIRED - 1
+    found = follow(monkeypatch, [*expired(few), value_of(1), *expired(few), value_of(LAST)])
+    assert found.failure is None
+    assert found.now.update == LAST
+
+
+def test_many_such_versions_in_a_row_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = follow(monkeypatch, [*expired(followed.MOST_EXPIRED), value_of(LAST)])
+    assert isinstance(found.failure, errors.SnapshotExpired)
+    assert found.now.update == 0
+
+
+# ------------------------------------------------------------- Serve around it
+
+
+@contextlib.contextmanager
+def answering(*answers: bytes) -> Iterator[int]:
+    """The port of a server that says each of these to a connection, and the last one for ever.
+
+    An empty one is said too late.
+    """
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def work() -> None:
+            left = list(answers)
+            while not over.is_set():
+                connection, _ = listener.accept()
+                answer = left.pop(0) if len(left) > 1 else left[0]
+                kept.append(connection)
+                if answer and not over.is_set():
+                    connection.recv(1 << 16)
+                    connection.sendall(answer)
+                    connection.close()
+
+        kept: list[socket.socket] = []
+        thread = threading.Thread(target=work)
+        thread.start()
+        port = int(listener.getsockname()[1])
+        try:
+            yield port
+        finally:
+            over.set()
+            socket.create_connection(("127.0.0.1", port)).close()
+            thread.join()
+            for each in kept:
+                each.close()
+
+
+def http(status: str, body: str, length: int | None = None) -> bytes:
+    length = len(body) if length is None else length
+    return f"HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n{body}".encode()
+
+
+def test_about_is_asked_again_where_an_answer_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "TRY_TIMEOUT_S", 0.3)
+    right = http("200 OK", '{"update": 3}')
+    with answering(b"", http("200 OK", '{"upd', 90), http("503 X", ""), right) as port:
+        assert running.about(f"http://127.0.0.1:{port}") == {"update": 3}
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_there"),
+    [
+        ([http("503 Unavailable", "Route table is not populated yet.")], True),
+        ([b"", http("200 OK", '{"/": "app"}')], True),
+        ([http("404 Not Found", "")], False),
+        ([http("200 OK", "<html>")], False),
+        ([], False),
+    ],
+)
+def test_a_url_without_a_proxy_of_serve_is_refused(
+    answers: list[bytes], is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`serve.start` does nothing where Serve runs, whatever port it has."""
+    monkeypatch.setattr(serve, "start", lambda **_: None)
+    monkeypatch.setattr(running, "TRY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(running, "PROXY_S", 20.0 if is_there else 0.2)
+    with answering(*answers) if answers else contextlib.nullcontext(running.free_port()) as port:
+        if is_there:
+            assert running.start_http(port) == f"http://127.0.0.1:{port}"
+        else:
+            with pytest.raises(running.NoProxy, match=rf"{port}: .*Give that port"):
+                running.start_http(port)
+
+
+@pytest.mark.parametrize(
+    ("proxies", "before", "after", "ended"),
+    [
+        ([], [], [], "serve"),
+        ([], [], ["embeddings"], "serve"),
+        ([], [], ["embeddings", "theirs"], "embeddings"),  # deployed while this one ran
+        ([], ["theirs"], ["embeddings", "theirs"], "embeddings"),
+        (["node"], [], ["embeddings"], "embeddings"),  # Serve was started before
+    ],
+)
+def test_the_end_ends_nobody_elses_application(
+    proxies: list[str],
+    before: list[str],
+    after: list[str],
+    ended: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the session ends, though the end of the application fails."""
+    calls: list[str] = []
+    applications = [before, after]
+
+    def status() -> Any:
+        return SimpleNamespace(
+            proxies=dict.fromkeys(proxies), applications=dict.fromkeys(applications.pop(0))
+        )
+
+    def fails(what: str) -> None:
+        calls.append(what)
+        raise TimeoutError(what)
+
+    def refused(*_: object) -> None:
+        raise running.NoProxy("another port")
+
+    monkeypatch.setattr(command.CommandRun, "attached", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(command, "open_table", lambda *_: None)
+    monkeypatch.setattr(running, "start_http", refused)
+    monkeypatch.setattr(serve, "status", status)
+    monkeypatch.setattr(serve, "delete", fails)
+    monkeypatch.setattr(serve, "shutdown", lambda: fails("serve"))
+    monkeypatch.setattr(clamor, "shutdown", lambda session: calls.append(f"session {session}"))
+    result = CliRunner().invoke(command.main, ["--end", "--session", "s"])
+    assert isinstance(result.exception, TimeoutError), result.output
+    assert calls == [ended, "session s"]
+
+
+def test_updates_that_are_not_served_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"update": 3, "replica": "r"}
+    monkeypatch.setattr(running, "about", lambda _: said)
+    command.wait_for_update("", 3, 0.1)
+    with pytest.raises(command.StaleAnswers, match=r"update 4 was made, but .*'update': 3"):
+        command.wait_for_update("", 4, 0.1)
 
 
 # ------------------------------------------------------------------- the demo

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def app(args: dict[str, Any]) -> Any:
-    """Serve's builder of the application: see `app.AppOptions` for what `args` may hold.
+    """Serve's builder of the application: see `deployment.AppOptions` for what `args` may hold.
 
     Serve calls it in a task of its own, where there is no session: replicas attach, each by itself.
     """

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
-from ray import serve
 
 import clamor_ray as clamor
 
@@ -32,10 +31,27 @@ from .updates import open_table, update_rows
 
 ENDPOINTS = ("lookup", "control")
 LATE_S = 120.0  # of a load program, after its last arrival
+FOLLOWS_S = 60.0  # for a replica, after the last update
 
 
 class MissingAnswers(WrongResult):
     """Requests that had no answer after all tries of a client."""
+
+
+class StaleAnswers(WrongResult):
+    """The service does not follow the updates."""
+
+
+def wait_for_update(url: str, number: int, timeout_s: float = FOLLOWS_S) -> None:
+    """Until it is served: answers of an old update are right, so the load does not tell.
+
+    Raises:
+        StaleAnswers: It is not, in time.
+    """
+    try:
+        running.wait_for(url, 1, lambda said: said["update"] >= number, timeout_s)
+    except TimeoutError as error:
+        raise StaleAnswers(f"update {number} was made, but {error}") from None
 
 
 @contextlib.contextmanager
@@ -103,45 +119,50 @@ def main(
     Each update changes one row in a hundred. Prints percentiles of the look-ups and of a control
     endpoint that touches no variable. Every answer is compared with what the table must hold.
 
-    Exit status: 0; 1 where an answer was wrong or missing; 3 where the library cannot work here.
+    Exit status: 0; 1 where an answer was wrong, missing or too old; 2 where Serve runs at another
+    port; 3 where the library cannot work here.
     """
     stages = asked.stages
-    with asked.attached(session=session, lifetime="detached"):
-        try:
-            with stages.stage("table", f"a table of {rows:,} rows in session {session!r}"):
-                ref = open_table(session, table, (rows, dim))
-            with stages.stage("deploy", f"{replicas} replicas"):
-                url = running.start_http(port or (running.free_port() if asked.demo else 8000))
-                # The table is there: a replica that finds none is not to make another one.
-                running.deploy(AppOptions(session, table, 0, dim, replicas))
-            n_updates = 0
-            text = f"{rate:g} requests per second for {seconds} s"
-            with stages.stage("load", text), loads(url, rate, seconds) as measured:
-                over = time.monotonic() + seconds
-                while time.monotonic() + update_every < over:
-                    time.sleep(update_every)
-                    update_rows(ref)
-                    n_updates += 1
-            asked.say(f"\nAll answers were right; {n_updates} updates came meanwhile.\n")
-            print_rows(
-                asked.console,
-                ["endpoint", "answers", "again", "p50\nms", "p99\nms", "p99.9\nms"],
-                [
-                    (
-                        f"/{path}",
-                        f"{record['n']:,}",
-                        f"{record['n_retries']:,}",
-                        *(f"{record[name]:.1f}" for name in ("p50_ms", "p99_ms", "p999_ms")),
-                    )
-                    for path, record in measured.items()
-                ],
-                names=True,
-            )
-        finally:
-            if end or asked.demo:
-                serve.shutdown()
-                clamor.shutdown(session=session)
-        if not asked.demo and not end:
+    ends = end or asked.demo
+    with (
+        asked.attached(session=session, lifetime="detached"),
+        contextlib.ExitStack() as at_end,  # all of it, though a part of it fails
+    ):
+        if ends:
+            at_end.callback(clamor.shutdown, session=session)
+        with stages.stage("table", f"a table of {rows:,} rows in session {session!r}"):
+            ref = open_table(session, table, (rows, dim))
+        with stages.stage("deploy", f"{replicas} replicas"):
+            if ends:  # and Serve only where it is not somebody else's
+                at_end.callback(running.end if running.is_started() else running.end_serve)
+            url = running.start_http(port or (running.free_port() if asked.demo else 8000))
+            # The table is there: a replica that finds none is not to make another one.
+            running.deploy(AppOptions(session, table, 0, dim, replicas))
+        n_updates = last_update = 0
+        text = f"{rate:g} requests per second for {seconds} s"
+        with stages.stage("load", text), loads(url, rate, seconds) as measured:
+            over = time.monotonic() + seconds
+            while time.monotonic() + update_every < over:
+                time.sleep(update_every)
+                last_update = update_rows(ref)
+                n_updates += 1
+        wait_for_update(url, last_update)
+        asked.say(f"\nAll answers were right; {n_updates} updates came meanwhile.\n")
+        print_rows(
+            asked.console,
+            ["endpoint", "answers", "again", "p50\nms", "p99\nms", "p99.9\nms"],
+            [
+                (
+                    f"/{path}",
+                    f"{record['n']:,}",
+                    f"{record['n_retries']:,}",
+                    *(f"{record[name]:.1f}" for name in ("p50_ms", "p99_ms", "p999_ms")),
+                )
+                for path, record in measured.items()
+            ],
+            names=True,
+        )
+        if not ends:
             asked.say(f"It goes on at {url}.")
 
 

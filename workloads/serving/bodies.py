@@ -54,7 +54,7 @@ def decode_ids(body: bytes, content_type: str) -> Int64:
     """The ids of a request.
 
     Raises:
-        BadRequest: It has none, or too many, or they are no integers.
+        BadRequest: It has none, or too many, or they are no integers from 0 on.
     """
     if content_type.startswith(JSON_TYPE):
         ids = _ids_of_json(body)
@@ -64,6 +64,8 @@ def decode_ids(body: bytes, content_type: str) -> Int64:
         ids = np.frombuffer(body, "<i8").astype(np.int64)
     if not 1 <= len(ids) <= MOST_IDS:
         raise BadRequest(f"ask for 1 to {MOST_IDS} ids at a time, not for {len(ids)}")
+    if ids.min() < 0:  # numpy counts those from the end
+        raise BadRequest(f"ids count from 0, and one of these is {ids.min()}")
     return ids
 
 
@@ -72,7 +74,7 @@ def _ids_of_json(body: bytes) -> Int64:
     try:
         found = json.loads(body)["ids"]
         ids = np.asarray(found)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadRequest(f"{what}: {error!r}") from None
     if not isinstance(found, list) or ids.ndim != 1 or (len(ids) and ids.dtype.kind != "i"):
         raise BadRequest(what)
@@ -97,7 +99,11 @@ def decode_answer(body: bytes) -> Answer:
     if len(body) < _HEAD.size:
         raise BadAnswer(f"an answer has {_HEAD.size} bytes at least, and this has {len(body)}")
     update, version, n_rows, dim = _HEAD.unpack_from(body)
-    if len(body) != _HEAD.size + 4 * n_rows * dim:
-        raise BadAnswer(f"{len(body)} bytes are not {n_rows} rows of {dim} columns")
-    rows = np.frombuffer(body, "<f4", offset=_HEAD.size).reshape(n_rows, dim)
+    what = f"{len(body)} bytes are not {n_rows} rows of {dim} columns"
+    if n_rows < 0 or dim < 0 or len(body) != _HEAD.size + 4 * n_rows * dim:
+        raise BadAnswer(what)
+    try:
+        rows = np.frombuffer(body, "<f4", offset=_HEAD.size).reshape(n_rows, dim)
+    except ValueError:  # none of more columns than an array may have
+        raise BadAnswer(what) from None
     return Answer(update, version, rows)

@@ -37,12 +37,13 @@ def pause_s(n_tries: int) -> float:
     return min(_FIRST_PAUSE_S * 2.0 ** (n_tries - 1), _MOST_PAUSE_S)
 
 
-def check(body: bytes, ids: Int64) -> int:
+def check(body: bytes, ids: Int64, dim: int) -> int:
     """The update that a look-up's answer is of.
 
     Args:
         body: of the answer, as bytes.
         ids: that were asked for.
+        dim: columns of the table, as /about says.
 
     Raises:
         WrongAnswer: It is not what the table holds.
@@ -53,6 +54,8 @@ def check(body: bytes, ids: Int64) -> int:
         raise WrongAnswer(str(error)) from None
     if len(answer.rows) != len(ids):
         raise WrongAnswer(f"{len(answer.rows)} rows for {len(ids)} ids")
+    if answer.rows.shape[1] != dim:  # of no columns all values would be right
+        raise WrongAnswer(f"rows of {answer.rows.shape[1]} columns, and the table has {dim}")
     wrong = wrong_rows(answer.rows, ids, answer.update)
     if wrong:
         raise WrongAnswer(f"rows {wrong[:5]} are not those of update {answer.update}")

@@ -15,6 +15,7 @@ from clamor_ray import errors
 from .table import Rows
 
 AGAIN_S: Final = 0.2  # after a registry or a page server that did not answer
+MOST_EXPIRED: Final = 10  # versions in a row that were gone before they were opened
 
 _log = logging.getLogger("ray.serve")  # where Serve's replicas log
 
@@ -51,7 +52,8 @@ class Followed:
 
     def __init__(self, name: str, ref: clamor.GlobalRef[Any], now: Opened) -> None:
         self.now = now
-        self.failure: errors.ClamorError | None = None  # why it follows no more
+        self.failure: Exception | None = None  # why it follows no more
+        self._n_expired = 0
         self._name = name
         self._ref = ref
         self._task = asyncio.get_running_loop().create_task(self._follow())
@@ -67,6 +69,7 @@ class Followed:
         return cls(name, ref, await opened(ref))
 
     async def _follow(self) -> None:
+        # However it ends, `failure` says so: else the replica would serve one version for ever.
         is_freed = False
         while True:
             try:
@@ -79,8 +82,13 @@ class Followed:
                 is_freed = True
             except (errors.ServerUnavailableError, errors.WaitTimeoutError) as error:
                 _log.warning("%s is followed again in %g s: %s", self._name, AGAIN_S, error)
-            except errors.ClamorError as error:
-                self.failure = error
+            except errors.SnapshotExpired as error:  # a commit later: the next one is newer
+                self._n_expired += 1
+                if self._n_expired == MOST_EXPIRED:
+                    self._fail(error)
+                    return
+            except Exception as error:  # another sort of variable has the name; no thread starts
+                self._fail(error)
                 return
             await asyncio.sleep(AGAIN_S)
 
@@ -88,6 +96,11 @@ class Followed:
         # The reference last: where this fails its version is news once more.
         self.now = await opened(newest)
         self._ref = newest
+        self._n_expired = 0
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        _log.error("%s is followed no more", self._name, exc_info=error)
 
     async def end(self) -> None:
         """Lets go of it."""

@@ -7,22 +7,27 @@ Ray's gRPC, and a touch of an absent block stops a whole thread, with all greenl
 
 Nine of ten requests are look-ups, whose rows are compared with what the table must hold; the others
 are the control. A try that `client_rules` asks for again is listed by itself, and is no failure.
+
+Who makes updates meanwhile names one of them in SERVING_REACHES: locust's exit status is 1 where no
+answer of this process was of that update or a later one.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import Any, Final
 
 import numpy as np
-from locust import FastHttpUser, task
+from locust import FastHttpUser, events, task
 
 from clamor_ray.workloads.serving import client_rules
 from clamor_ray.workloads.serving.bodies import BYTES_TYPE, encode_ids
 from clamor_ray.workloads.serving.table import Int64
 
 IDS_PER_REQUEST: Final = int(os.environ.get("SERVING_IDS", "16"))
+REACHES: Final = int(os.environ.get("SERVING_REACHES", "0"))  # every table has update 0
 HEADERS: Final = {"content-type": BYTES_TYPE}
 
 
@@ -30,10 +35,12 @@ class Reader(FastHttpUser):
     """One after the other, as fast as answers come."""
 
     network_timeout = connection_timeout = client_rules.TRY_TIMEOUT_S
+    largest_update = 0  # that any of them has seen
 
     def on_start(self) -> None:
         self.rng = np.random.default_rng()
-        self.n_rows = int(self.client.get("/about").json()["n_rows"])
+        about = self.client.get("/about").json()
+        self.n_rows, self.dim = int(about["n_rows"]), int(about["dim"])
 
     @task(9)
     def look_up(self) -> None:
@@ -60,12 +67,21 @@ class Reader(FastHttpUser):
                 response.success()
             time.sleep(client_rules.pause_s(n_tries))  # gevent's: the other users go on
 
-    @staticmethod
-    def _judge(response: Any, ids: Int64, is_checked: bool) -> None:
+    def _judge(self, response: Any, ids: Int64, is_checked: bool) -> None:
         try:
             if is_checked:
-                client_rules.check(response.content, ids)
+                update = client_rules.check(response.content, ids, self.dim)
+                Reader.largest_update = max(Reader.largest_update, update)
         except client_rules.WrongAnswer as error:
             response.failure(f"WRONG ANSWER: {error}")
         else:
             response.success()
+
+
+@events.quitting.add_listener
+def fail_if_behind(environment: Any, **_: Any) -> None:
+    """Replicas that do not follow give right answers, of an old update."""
+    if Reader.largest_update < REACHES:
+        text = "STALE ANSWERS: the last one was of update %d, and update %d was made"
+        logging.error(text, Reader.largest_update, REACHES)
+        environment.process_exit_code = 1

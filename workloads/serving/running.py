@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import time
@@ -12,11 +13,17 @@ from typing import Any, Final
 
 from ray import serve
 
+from ..data.errors import InputError
 from .client_rules import MOST_TRIES, TRY_TIMEOUT_S, pause_s
 from .deployment import AppOptions, application
 
 APP_NAME: Final = "embeddings"
 HOST: Final = "127.0.0.1"
+PROXY_S: Final = 10.0  # for one that runs already to answer
+
+
+class NoProxy(InputError):
+    """Serve runs, and not where it was asked for."""
 
 
 def free_port() -> int:
@@ -27,9 +34,42 @@ def free_port() -> int:
 
 
 def start_http(port: int) -> str:
-    """Serve's proxy, on the head node alone; one that runs keeps its port. Returns its URL."""
+    """Serve's proxy, on the head node alone; where one runs, it must be at this port.
+
+    Returns:
+        Its URL.
+
+    Raises:
+        NoProxy: None answers there: Serve keeps the options that it was started with.
+    """
     serve.start(proxy_location="HeadOnly", http_options={"host": HOST, "port": port})
-    return f"http://{HOST}:{port}"
+    url = f"http://{HOST}:{port}"
+    deadline = time.monotonic() + PROXY_S
+    while not _is_proxy(url):
+        if time.monotonic() > deadline:
+            raise NoProxy(
+                f"No proxy of Serve answers at {url}: Serve was started before, with another port "
+                "or on another node. Give that port, on the head node; or end Serve with all its "
+                "applications (`serve shutdown`), and try again."
+            )
+        time.sleep(0.1)
+    return url
+
+
+def _is_proxy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/-/routes", timeout=TRY_TIMEOUT_S) as answer:
+            return isinstance(json.load(answer), dict)
+    except urllib.error.HTTPError as error:
+        return error.code == 503  # it has no application yet
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+
+
+def is_started() -> bool:
+    """Whether somebody has started Serve on this cluster."""
+    status = serve.status()
+    return bool(status.proxies or status.applications)
 
 
 def deploy(options: AppOptions, replica: Any = None) -> None:
@@ -46,18 +86,26 @@ def end() -> None:
     serve.delete(APP_NAME)
 
 
+def end_serve() -> None:
+    """Ends the application, and Serve with it where there is no other application by now."""
+    if set(serve.status().applications) - {APP_NAME}:
+        end()
+    else:
+        serve.shutdown()
+
+
 def about(url: str) -> dict[str, Any]:
     """What one of the replicas says of itself and of the table.
 
     Raises:
-        OSError: None answers, after the tries that a client has.
+        OSError, HTTPException: None answers, after the tries that a client has.
     """
     for n_tries in range(1, MOST_TRIES + 1):
         try:
             with urllib.request.urlopen(f"{url}/about", timeout=TRY_TIMEOUT_S) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
-        except (urllib.error.URLError, ConnectionError):
+        except (OSError, http.client.HTTPException):  # while it reads, too
             if n_tries == MOST_TRIES:
                 raise
             time.sleep(pause_s(n_tries))

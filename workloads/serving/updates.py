@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import ray
 
 import clamor_ray as clamor
+from clamor_ray import errors
 
 from . import table
+
+HEAD: Final = "node:__internal_head__"  # a resource that Ray gives to the head node alone
+MAKES_S: Final = 120.0  # with the start of a worker and of a page server there
 
 
 def new_table(n_rows: int, dim: int) -> dict[str, Any]:
@@ -39,8 +44,29 @@ def open_table(
     if shape is None:
         clamor.init(session=session)
         return clamor.open(name)
-    clamor.init(session=session, lifetime="detached")
+    try:
+        clamor.init(session=session)
+    except errors.NoSuchSessionError:
+        _make_session(session)
+        clamor.init(session=session)
     return clamor.get_or_create(name, lambda: new_table(*shape))
+
+
+def _make_session(session: str) -> None:
+    """On the head node, where this cluster has one that may run a task.
+
+    A session ends with the node where it was made. A replica is on a worker, which an autoscaler
+    or an upgrade may take away; without its head, the cluster is none.
+    """
+    if HEAD not in ray.cluster_resources():
+        clamor.init(session=session, lifetime="detached")
+        return
+
+    @ray.remote(num_cpus=0, resources={HEAD: 0.001})
+    def make() -> None:
+        clamor.init(session=session, lifetime="detached")
+
+    ray.get(make.remote(), timeout=MAKES_S)
 
 
 @clamor.retry()
