@@ -60,8 +60,12 @@ def _noted_address() -> str:
 
 
 @contextlib.contextmanager
-def _watched(timeout_s: float) -> Iterator[None]:
-    """Ends the process where the block takes longer: `ray.init` has no time-out."""
+def watched(timeout_s: float) -> Iterator[None]:
+    """Ends the process where the block takes longer: `ray.init` has no time-out.
+
+    Args:
+        timeout_s: of the whole block.
+    """
 
     def end() -> None:
         sys.stderr.write(f"clamor: Ray did not answer within {timeout_s:g} s.\n")
@@ -94,7 +98,7 @@ def connected(address: str | None, timeout_s: float) -> Iterator[None]:
         raise NotAskedError(f"The address is HOST:PORT of a cluster that runs, not {asked!r}.")
     try:
         _knock(asked or _noted_address(), min(timeout_s, ACCEPTS_S))
-        with _watched(timeout_s + STARTS_S):
+        with watched(timeout_s + STARTS_S):
             ray.init(address=asked or AUTO, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
         where = asked or "RAY_ADDRESS, or on this machine"

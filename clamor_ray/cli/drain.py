@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 import click
 import ray
@@ -12,8 +13,22 @@ import ray
 from clamor_ray import errors
 from clamor_ray._objects.layout import format_bytes
 from clamor_ray._session.drain import ANSWER_S
-from clamor_ray.cli.clusters import OpenSession, connected, node_of, open_sessions
+from clamor_ray.cli.clusters import OpenSession, connected, node_of, open_sessions, watched
 from clamor_ray.cli.output import ID_DIGITS, WELL, WRONG, cluster_options, console, exits, say_json
+
+REACH_S: Final = ANSWER_S / 2  # of the time for an answer, what it may take to reach the cluster
+PRINTS_S: Final = 1.0  # what is left to say why a registry has not answered
+
+
+def longest_s(timeout_s: float) -> float:
+    """How long the command may take from its start to its end, whatever does not answer.
+
+    A container's `preStop` is given up after some time: that must be longer.
+
+    Args:
+        timeout_s: its `--timeout`.
+    """
+    return timeout_s + ANSWER_S
 
 
 def _asked(session: OpenSession, ask: Callable[[OpenSession], dict[str, Any]]) -> dict[str, Any]:
@@ -29,8 +44,12 @@ def _asked(session: OpenSession, ask: Callable[[OpenSession], dict[str, Any]]) -
         return {**said, "error": str(error)}
 
 
-def _drained(session: OpenSession, node_id: str, timeout_s: float) -> dict[str, Any]:
-    result = session.rpc.drain(node_id, timeout_s, timeout_s=timeout_s + ANSWER_S)
+def _drained(session: OpenSession, node_id: str, timeout_s: float, over_s: float) -> dict[str, Any]:
+    """With its answer before `over_s` of `time.monotonic()`. What reaching the cluster took beyond
+    `REACH_S` is taken from the moves."""
+    left_s = max(PRINTS_S, over_s - PRINTS_S - time.monotonic())
+    moves_s = max(0.0, min(timeout_s, left_s + PRINTS_S - (ANSWER_S - REACH_S)))
+    result = session.rpc.drain(node_id, moves_s, timeout_s=left_s)
     return {"moved": result.moved, "bytes": result.bytes, "seconds": result.seconds}
 
 
@@ -60,9 +79,10 @@ def command(
     def ask(session: OpenSession) -> dict[str, Any]:
         if cancel:
             return {"undone": session.rpc.cancel_drain(node_id)}
-        return _drained(session, node_id, timeout_s)
+        return _drained(session, node_id, timeout_s, over_s)
 
-    with connected(address, timeout_s):
+    over_s = time.monotonic() + longest_s(timeout_s)
+    with watched(longest_s(timeout_s)), connected(address, timeout_s):
         node_id = node_of(node) if node else ray.get_runtime_context().get_node_id()
         sessions = open_sessions(session, timeout_s)
         with ThreadPoolExecutor(max(1, len(sessions))) as pool:  # one that hangs delays no other

@@ -43,9 +43,14 @@ def output(*command: str, said: str | None = None, limit_s: float = LONGEST_S) -
 @functools.cache
 def text_of(folder: str) -> str:
     """The manifests of a folder of k8s/, as `kubectl apply -k` would send them."""
+    return built(K8S / folder)
+
+
+def built(path: Path) -> str:
+    """The same of a folder anywhere."""
     for command in (("kustomize", "build"), ("kubectl", "kustomize")):
         if shutil.which(command[0]) is not None:
-            return output(*command, str(K8S / folder))
+            return output(*command, str(path))
     missing("neither kubectl nor kustomize is installed (.ci/packages)")
     raise AssertionError
 
