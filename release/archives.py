@@ -1,10 +1,11 @@
-"""The sdist and the wheels, of the same bytes wherever and whenever they are built.
+"""The sdist and the wheels. The same Python, zlib and tools make the same bytes again.
 
     python -m release.archives sdist DIRECTORY
     python -m release.archives wheel x86_64|aarch64 SDIST DIRECTORY
 
-A wheel is built from the sdist, in a directory of its own: what is in the tree beside it, such as
-an extension that was built there, does not count. The compiler is Zig's clang, which has headers
+The sdist has what git knows, as it is in the working tree. A wheel is built from the sdist, in a
+directory of its own: what is in the tree beside it, such as an extension that was built there, does
+not count. The compiler is Zig's clang, which has headers
 and stubs of each glibc: so one machine builds for both processors, for the glibc of manylinux_2_28.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,11 +22,47 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 GLIBC = "2.28"
 ARCHITECTURES = ("x86_64", "aarch64")
+# Archives have modes of files that the build makes: the user's umask must not be in them.
+UMASK = 0o022
+
+
+def built_by() -> str:
+    """What else must be the same for the same bytes: tools are pinned, and these are not."""
+    return (
+        f"{platform.python_implementation()} {platform.python_version()}, "
+        f"zlib {zlib.ZLIB_RUNTIME_VERSION}"
+    )
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def changed_files() -> list[str]:
+    """What git knows, and is not as the commit has it."""
+    listed = _git("status", "--porcelain", "-z", "--no-renames", "--untracked-files=no")
+    return [entry[3:] for entry in listed.split("\0") if entry]
+
+
+def copy_tree(into: Path) -> None:
+    """What git knows, as it is in the working tree. Nothing that only lies beside it.
+
+    Args:
+        into: The directory, which need not exist.
+    """
+    for name in filter(None, _git("ls-files", "-z").split("\0")):
+        source = ROOT / name
+        if source.is_file():  # one that was deleted is none
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, into / name)
 
 
 def commit_epoch_s() -> int:
@@ -32,10 +70,7 @@ def commit_epoch_s() -> int:
     given = os.environ.get("SOURCE_DATE_EPOCH")
     if given:
         return int(given)
-    said = subprocess.run(
-        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    return int(said.stdout)
+    return int(_git("log", "-1", "--format=%ct"))
 
 
 def _build(tree: Path, kind: str, into: Path, environment: dict[str, str]) -> Path:
@@ -69,7 +104,7 @@ def _same_everywhere(archive: Path, out: Path, epoch_s: int) -> None:
 
 
 def make_sdist(into: Path) -> Path:
-    """Builds the sdist of what the commit and the working tree have.
+    """Builds the sdist of what git knows, as it is in the working tree.
 
     Args:
         into: The directory, which need not exist.
@@ -80,14 +115,8 @@ def make_sdist(into: Path) -> Path:
     epoch_s = commit_epoch_s()
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        # Without an egg-info of the tree, which would add what was once there.
-        left = (".*", "build", "dist", "*.egg-info", "__pycache__", "*.so")
         tree = Path(scratch, "tree")
-        shutil.copytree(
-            ROOT,
-            tree,
-            ignore=shutil.ignore_patterns(*left),
-        )
+        copy_tree(tree)
         built = _build(tree, "sdist", Path(scratch, "out"), {"SOURCE_DATE_EPOCH": str(epoch_s)})
         _same_everywhere(built, into / built.name, epoch_s)
     return into / built.name
@@ -165,6 +194,7 @@ def _tagged(wheel: Path, architecture: str, into: Path) -> Path:
 
 
 def main(arguments: list[str]) -> None:
+    os.umask(UMASK)
     match arguments:
         case ["sdist", into]:
             print(make_sdist(Path(into)))

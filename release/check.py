@@ -4,7 +4,10 @@
 
 * ``twine check --strict``: the page of the index shows.
 * ``abi3audit --strict``: the extensions use nothing but the limited API of Python 3.10.
-* Built again, in another directory, the sdist and each wheel have the same bytes.
+* The working tree is as the commit has it.
+* Built again, in another directory and under another umask, the sdist and each wheel have the same
+  bytes. That is said of one Python and zlib, which ``SHA256SUMS`` names: another one may pack
+  otherwise.
 * The wheel for this machine works in an environment that has nothing else (``smoke.py``). The bill
   of materials has the versions of that environment.
 * ``SHA256SUMS`` has what was checked.
@@ -22,16 +25,19 @@ import tempfile
 from pathlib import Path
 
 from release import sbom
-from release.archives import ARCHITECTURES, ROOT, make_sdist, make_wheel
+from release.archives import ARCHITECTURES, ROOT, built_by, changed_files
 
+BUILD_S = 900
 INSTALL_S = 1200
 SMOKE_S = 400
 
 
-def _run(command: list[str], timeout_s: float = 300, cwd: Path | None = None) -> None:
+def _run(
+    command: list[str], timeout_s: float = 300, cwd: Path | None = None, umask: int = -1
+) -> None:
     print("+", *command, flush=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(command, check=True, timeout=timeout_s, cwd=cwd, env=environment)
+    subprocess.run(command, check=True, timeout=timeout_s, cwd=cwd, env=environment, umask=umask)
 
 
 def _architecture_of(wheel: Path) -> str:
@@ -42,21 +48,35 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def check_is_committed() -> None:
+    """
+    Raises:
+        SystemExit: What would be uploaded is of no commit.
+    """
+    if changed := changed_files():
+        raise SystemExit(f"not as the commit has it: {', '.join(changed)}. Commit, or restore.")
+
+
 def check_same_bytes(sdist: Path, wheels: list[Path]) -> None:
-    """Builds all again.
+    """Builds all again, as a user whose files nobody else may read.
 
     Raises:
         SystemExit: Something has other bytes.
     """
+
+    def build(*arguments: str | Path) -> None:
+        command = [sys.executable, "-m", "release.archives", *map(str, arguments)]
+        _run(command, BUILD_S, ROOT, umask=0o077)
+
     # Not beside the first build, and with another length of the path.
     with tempfile.TemporaryDirectory(prefix="again-in-a-longer-path-") as name:
         again = Path(name)
-        built = [(sdist, make_sdist(again))]
-        built += [
-            (wheel, make_wheel(_architecture_of(wheel), built[0][1], again)) for wheel in wheels
-        ]
-        for first, second in built:
-            if first.name != second.name or _sha256(first) != _sha256(second):
+        build("sdist", again)
+        for wheel in wheels:
+            build("wheel", _architecture_of(wheel), again / sdist.name, again)
+        for first in (sdist, *wheels):
+            second = again / first.name
+            if not second.is_file() or _sha256(first) != _sha256(second):
                 raise SystemExit(f"{first.name} differs when it is built again")
             print(f"the same bytes: {_sha256(first)}  {first.name}")
 
@@ -77,6 +97,7 @@ def check_works(wheel: Path, scratch: Path) -> Path:
 
 
 def main(directory: Path) -> None:
+    check_is_committed()
     (sdist,) = directory.glob("*.tar.gz")
     wheels = sorted(directory.glob("*.whl"))
     if {_architecture_of(wheel) for wheel in wheels} != set(ARCHITECTURES):
@@ -89,6 +110,7 @@ def main(directory: Path) -> None:
         (here,) = (wheel for wheel in wheels if _architecture_of(wheel) == platform.machine())
         bill = sbom.write(directory, check_works(here, Path(name)))
     sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in (sdist, *wheels, bill))
+    sums = f"# built by {built_by()}\n{sums}"  # a comment for `sha256sum --check`
     (directory / "SHA256SUMS").write_text(sums)
     print(sums, end="")
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import os
+import platform
 import re
+import subprocess
 import tarfile
+import zlib
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
@@ -86,6 +90,56 @@ def test_an_sdist_has_the_same_bytes_whoever_builds_it(tmp_path: Path) -> None:
         assert content is not None
         assert content.read() == b"p/b"
         assert {member.mtime for member in archive.getmembers()} == {1_700_000_000}
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, Path]:
+    """A repository of one commit, and the module that builds releases of it."""
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "known").write_text("known")
+    (root / "gone").write_text("gone")
+    who = ["-c", "user.name=x", "-c", "user.email=x@x.example"]
+    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    archives = _archives()
+    monkeypatch.setattr(archives, "ROOT", root)
+    return archives, root
+
+
+def test_an_sdist_is_of_what_git_knows(tree: tuple[ModuleType, Path], tmp_path: Path) -> None:
+    archives, root = tree
+    (root / "beside").write_text("nobody knows it")
+    (root / "gone").unlink()
+    archives.copy_tree(tmp_path / "copy")
+    assert [path.name for path in (tmp_path / "copy").rglob("*")] == ["known"]
+
+
+def test_what_is_in_no_commit_is_found(tree: tuple[ModuleType, Path]) -> None:
+    archives, root = tree
+    (root / "beside").write_text("it would not be in a release")
+    assert archives.changed_files() == []
+    (root / "known").write_text("changed")
+    (root / "gone").unlink()
+    assert archives.changed_files() == ["gone", "known"]
+
+
+def test_an_umask_is_not_in_a_release(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`main` is what both builds call."""
+    archives = _archives()
+    monkeypatch.setattr(archives, "make_sdist", lambda into: into.touch())
+    before = os.umask(0o077)
+    try:
+        archives.main(["sdist", str(tmp_path / "made")])
+    finally:
+        os.umask(before)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o644
+
+
+def test_it_says_which_python_and_zlib_made_the_bytes() -> None:
+    said = _archives().built_by()
+    assert platform.python_version() in said
+    assert zlib.ZLIB_RUNTIME_VERSION in said
 
 
 def test_a_release_is_of_its_commit_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
