@@ -1,6 +1,6 @@
 """Sphinx's configuration: `make site` builds from the repository's root, with this folder as -c.
 
-In: `docs/`, README.md, ARCHITECTURE.md, CONTRIBUTING.md, docstrings. Out: `build/site`, which needs
+In: `docs/`, the other pages of `include_patterns`, docstrings. Out: `build/site`, which needs
 no other host: no script, style or font is fetched from elsewhere.
 """
 
@@ -39,6 +39,7 @@ extensions = [
 root_doc = "docs/index"
 source_suffix = {".md": "markdown"}
 include_patterns = ["docs/*.md", "docs/*/*.md", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
+include_patterns += ["CHANGELOG.md", "SECURITY.md", "k8s/README.md"]
 exclude_patterns = ["build", ".venv", ".git", "docs/model", "docs/site"]  # not looked into
 nitpicky = True
 

@@ -21,7 +21,7 @@ UNDER: Final[dict[str, tuple[str, ...]]] = {
         "docs/comparisons",
         "docs/figures",
     ),
-    "docs/get-started": ("README",),
+    "docs/get-started": ("README", "CHANGELOG"),
     "docs/guide": (
         "docs/adapters",
         "docs/files",
@@ -37,11 +37,14 @@ UNDER: Final[dict[str, tuple[str, ...]]] = {
         "docs/memory",
         "docs/backup",
         "docs/store",
+        "docs/serving",
+        "Kubernetes <k8s/README>",
         "docs/cli",
         "docs/fsck",
         "docs/metrics",
         "docs/workloads",
         "docs/limits",
+        "SECURITY",
     ),
     "docs/how-to/index": (
         "docs/how-to/lost-data",

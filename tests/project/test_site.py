@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import os
@@ -101,6 +102,27 @@ def test_it_needs_no_other_host(site: Path) -> None:
 def test_each_page_is_in_it(site: Path) -> None:
     for page in fences.pages(ROOT):
         assert (site / page.relative_to(ROOT)).with_suffix(".html").is_file(), page
+
+
+def test_each_page_is_under_one(extensions: dict[str, ModuleType]) -> None:
+    """Without a build: what conf.py includes is in the navigation, once."""
+    conf = (ROOT / "docs" / "site" / "conf.py").read_text()
+    patterns = [
+        pattern
+        for listed in re.findall(r"^include_patterns \+?= (\[.*\])$", conf, re.MULTILINE)
+        for pattern in ast.literal_eval(listed)
+    ]
+    included = {
+        str(path.relative_to(ROOT).with_suffix("")) for each in patterns for path in ROOT.glob(each)
+    }
+    navigation = extensions["navigation"]
+    under = [
+        navigation._entry(each).partition("</")[2].rstrip(">") or each
+        for listed in navigation.UNDER.values()
+        for each in listed
+    ]
+    assert sorted(under) == sorted(included - {"docs/index"})
+    assert {"CHANGELOG", "SECURITY", "k8s/README", "docs/serving"} <= included
 
 
 def test_each_public_name_is_in_the_reference(
