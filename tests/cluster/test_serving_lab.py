@@ -163,6 +163,30 @@ def test_a_bad_request_is_told_what_to_send(
     assert says in json.load(failed.value)["error"]
 
 
+def home_of_a_new_session(name: str) -> str:
+    """The node of its registry."""
+    from clamor_ray._protocol import ray_state
+    from clamor_ray._protocol.rpc import unpack
+
+    open_table(name, TABLE, (100, DIM))
+    registry: Any = ray_state.find_named_registry(name)
+    _, node_id, *_ = unpack(ray.get(registry.spans.remote(), timeout=ANSWER_S))
+    return str(node_id)
+
+
+def test_a_replica_makes_a_session_on_the_head(service: Service) -> None:
+    """Which stays: the session would go with the replica's node."""
+    task = ray.remote(home_of_a_new_session).options(
+        num_cpus=0,
+        resources={node_resource(HOME): 0.01},
+        runtime_env={"env_vars": {"CLAMOR_TEST_FRESH": "serving"}},
+    )
+    try:
+        assert ray.get(task.remote("made"), timeout=ANSWER_S) == service.lab.node_ids[0]
+    finally:
+        clamor.shutdown(session="made")
+
+
 def test_locust_finds_no_wrong_answer_while_rows_are_updated(
     service: Service, tmp_path: Path
 ) -> None:
