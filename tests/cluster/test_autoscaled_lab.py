@@ -20,7 +20,7 @@ from tests.conftest import until
 from tests.support.lab import require_lab
 from tests.support.lab.autoscaled import autoscaled_cluster
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
 
 UP_S = 120.0
 DOWN_S = 120.0
