@@ -693,20 +693,18 @@ class Engine(StoredFiles):
 
     def region_stats(self) -> list[dict[str, int]]:
         """One dict per region known here, by the names of `struct pc_region_stats`."""
-        capacity = 64
-        while True:
-            out = c.ffi.new("struct pc_region_stats[]", capacity)
-            n_regions = check(self._call(c.lib.pc_engine_region_stats, out, capacity))
-            if n_regions <= capacity:
-                return [_fields(out[i]) for i in range(n_regions)]
-            capacity = n_regions + n_regions // 4
+        return self._all(c.lib.pc_engine_region_stats, "struct pc_region_stats[]")
 
     def process_waits(self) -> list[dict[str, int]]:
         """One dict per client of a process here, by the names of `struct pc_process_waits`."""
-        capacity = 256
+        return self._all(c.lib.pc_engine_process_waits, "struct pc_process_waits[]")
+
+    def _all(self, function: Any, kind: str) -> list[dict[str, int]]:
+        """What a function writes into an array, and returns the number of."""
+        capacity = 64
         while True:
-            out = c.ffi.new("struct pc_process_waits[]", capacity)
-            n = check(self._call(c.lib.pc_engine_process_waits, out, capacity))
+            out = c.ffi.new(kind, capacity)
+            n = check(self._call(function, out, capacity))
             if n <= capacity:
                 return [_fields(out[i]) for i in range(n)]
             capacity = n + n // 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import socket
 import time
 from typing import Any, Final
@@ -19,6 +20,11 @@ LOCATE_PAUSE_S = 0.002
 WITH_OWNER_BYTES = 100 << 10  # Ray keeps a result up to this size with its owner, in no store
 # What Ray raises of an actor of ours that never comes back: it was killed, or its node is gone.
 GONE: Final = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnschedulableError)
+# Ray's API without its hooks. Those start a cluster where there is none, and the user's thread may
+# have ended Ray just now: these raise then.
+get_actor, get, wait, runtime_context = map(
+    inspect.unwrap, (ray.get_actor, ray.get, ray.wait, ray.get_runtime_context)
+)
 
 
 async def within(seconds: float, reference: Any) -> Any:

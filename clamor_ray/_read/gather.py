@@ -230,8 +230,10 @@ def gather_here(source: Any, ids: Any, out: Array | None, most_bytes: int) -> An
     if not 0 < n_ids * row_bytes <= most_bytes or not has_whole_rows(array):
         return NotImplemented
     leased = Fetch.find(*extent(array))
+    if leased is None:
+        return NotImplemented
     numbers = row_ids(ids, len(array), np.int64)
-    if leased is None or numbers.size != n_ids or not whole_rows_are_here(leased, array, numbers):
+    if numbers.size != n_ids or not whole_rows_are_here(leased, array, numbers):
         return NotImplemented
     if out is not None:
         _check_out(out, numbers.shape + array.shape[1:], array.dtype)

@@ -9,7 +9,6 @@ Locks: `Session._client_lock` guards the making of the client; no other is taken
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import threading
 import time
@@ -439,8 +438,8 @@ class Session:
         job of every cluster has the same id, so that says too little."""
         if not ray.is_initialized():
             return False
-        try:  # by another thread Ray may go just now: its API would start a cluster then
-            context = inspect.unwrap(ray.get_runtime_context)()
+        try:  # by another thread Ray may go just now
+            context = ray_state.runtime_context()
             return (context.get_node_id(), context.get_job_id()) == (self.node_id, self.job_id)
         except (AttributeError, RuntimeError):
             return False

@@ -4,8 +4,8 @@ Once a second, where there are new ones, on a thread that begins with the first.
 it, but the end of a session, for a moment. What is not sent when the process dies is lost. Whatever
 fails here, spans are lost, and nothing else.
 
-Ray may go at any moment: the user's thread calls `ray.shutdown()`. So no call of Ray's is made
-through the hooks of its API, which would start a cluster then.
+Ray may go at any moment: the user's thread calls `ray.shutdown()`. So it is asked without the hooks
+of its API (`ray_state.py`).
 
 Locks: `_lock` is held while something is sent, and while a session ends: Ray is not asked after
 that, when it may be gone. `_starting` is held while the thread is made. No other is taken under
@@ -15,7 +15,6 @@ them.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import os
 import threading
@@ -23,10 +22,9 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import ray
 from ray.exceptions import RayError
 
-from clamor_ray._protocol import names
+from clamor_ray._protocol import names, ray_state
 from clamor_ray._protocol.rpc import pack
 from clamor_ray._session import end_hooks
 from clamor_ray._spans import record
@@ -38,11 +36,6 @@ logger = logging.getLogger("clamor_ray")
 
 INTERVAL_S: Final = 1.0
 LAST_S: Final = 1.0  # that the end of a session waits
-
-
-_get_actor, _get, _wait, _context = map(
-    inspect.unwrap, (ray.get_actor, ray.get, ray.wait, ray.get_runtime_context)
-)
 
 
 @dataclass
@@ -119,11 +112,11 @@ def _send(scope: str, known: _Known, may_look: bool) -> bool:
             if not may_look:
                 return False
             name = names.page_server_name(scope, session.node_id)
-            known.server = _get_actor(name, namespace=names.NAMESPACE)
+            known.server = ray_state.get_actor(name, namespace=names.NAMESPACE)
         spans = record.here.take(scope)
         if not spans or known.is_over:
             return False
-        worker = _context().get_worker_id()
+        worker = ray_state.runtime_context().get_worker_id()
         process = f"{'driver' if session.in_driver else 'worker'}:{worker}"
         packed = pack(process, os.getpid(), [tuple(each) for each in spans])
         known.last = known.server.note_spans.remote(packed)
@@ -139,12 +132,12 @@ def _is_free(known: _Known) -> bool:
     gone, and another may be there."""
     if known.last is None:
         return True
-    ready, _ = _wait([known.last], timeout=0)
+    ready, _ = ray_state.wait([known.last], timeout=0)
     if not ready:
         return False
     call, known.last = known.last, None
     try:
-        _get(call)
+        ray_state.get(call)
     except RayError:
         known.server = None
     return True
@@ -159,7 +152,7 @@ def _end(session: Session) -> None:
         try:
             if session.goes_on and _send(session.scope, known, may_look=False):
                 with contextlib.suppress(Exception):
-                    _wait([known.last], timeout=LAST_S)
+                    ray_state.wait([known.last], timeout=LAST_S)
         finally:
             _lock.release()
     known.is_over = True
