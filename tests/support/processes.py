@@ -59,6 +59,9 @@ def _is_alive(pid: int) -> bool:
 
 def _states(pid: int) -> Iterator[str]:
     """Of a process's threads, as in /proc: R runs, S sleeps, T was stopped, D waits for a disk."""
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+    threads: list[Path] = []
+    with contextlib.suppress(OSError):  # it may go between two looks at it
+        threads = list(Path(f"/proc/{pid}/task").glob("*/stat"))
+    for stat in threads:
         with contextlib.suppress(OSError):
             yield stat.read_text().rpartition(")")[2].split()[0]
