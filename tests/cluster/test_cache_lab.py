@@ -45,7 +45,8 @@ def test_more_than_the_node_has_is_refused(lab: LocalCluster) -> None:
         assert part in str(caught.value)
     with pytest.raises(errors.NotInitializedError):
         clamor.stats()
-    clamor.init(cache_bytes=has)  # and the next attempt is one of its own
+    with pytest.warns(errors.ClamorWarning, match="Nothing is left for variables and heaps"):
+        clamor.init(cache_bytes=has)  # and the next attempt is one of its own
     assert clamor.stats().cache_bytes == has
 
 
