@@ -311,8 +311,15 @@ class Commits:
         deadline = loop.time() + (request.timeout_s or self._timeout_s) * PULL_SHARE
         answered_s = self._answers[request.commit_id] = {}
         staged_s = loop.time() - staged_ago_s
+        asked: set[tuple[int, int]] = set()  # homes and regions: also those that are homes no more
         try:
             while True:
+                # Not where it was staged: its writer may look at it there, and drops it.
+                asked.update(
+                    (home, write.region)
+                    for home, write in pulls
+                    if not self._is_staged_at(home, write)
+                )
                 for home, write in filter(self._is_own, pulls):
                     answered_s.setdefault((home, write.region), staged_s)
                 new = [
@@ -332,16 +339,16 @@ class Commits:
                 await self._pull(request, stale, answered_s, deadline)
                 waited = await self._until_released(request, deadline)
                 self._check_homes(request)  # they may have been lost meanwhile,
-                asked = pulls
+                before = pulls
                 pulls = self._pulls_of(request)  # or the region has got another one
                 # After a wait what has been answered may be stale.
-                have = (each in asked and (each[0], each[1].region) in answered_s for each in pulls)
+                have = (
+                    each in before and (each[0], each[1].region) in answered_s for each in pulls
+                )
                 if not waited and all(have):
-                    return self._decide(request)
+                    return self._decide(request, asked)
         except (errors.CommitConflict, errors.CommitAbortedError, errors.FreedError):
-            # Not where it was staged: its writer may look at it there, and drops it.
-            others = [pull for pull in pulls if not self._is_staged_at(*pull)]
-            self._drop(request.commit_id, others)
+            self._drop(request.commit_id, asked)
             raise
         finally:
             del self._answers[request.commit_id]
@@ -364,8 +371,12 @@ class Commits:
             )
         return True
 
-    def _decide(self, request: CommitRequest) -> Committed:
-        """No await in here: what was checked is what is written."""
+    def _decide(self, request: CommitRequest, asked: Collection[tuple[int, int]] = ()) -> Committed:
+        """No await in here: what was checked is what is written.
+
+        Args:
+            asked: Who was asked to fetch a layer, of which region.
+        """
         entries = self._log.prepare(request)
         for write in filter(lambda each: each.were_lost, request.writes):
             self._losses.check_conflict(write, self._log.label(write.region))
@@ -375,7 +386,10 @@ class Commits:
         self._journal.commit(request.commit_id, entries, now_s, lost)
         answer = self._log.apply(request.commit_id, entries, now_s)
         self.n_made += 1
-        self._brought.forget(request.commit_id)
+        brought = self._brought.forget(request.commit_id)
+        asked = {*asked, *((home, region) for home in brought for region in brought[home])}
+        # Who has given the home away meanwhile is not told of the commit, and would keep its layer.
+        self._drop(request.commit_id, [at for at in asked if at[0] not in self._homes.of(at[1])])
         self._losses.update(lost)
         self.tell_homes()
         self.tidy_soon()
@@ -525,10 +539,11 @@ class Commits:
         async with turn:
             await self._homes.pull(home, commit_id, write)
 
-    def _drop(self, commit_id: int, pulls: list[tuple[int, Write]]) -> None:
+    def _drop(self, commit_id: int, layers: Iterable[tuple[int, int]]) -> None:
+        """Of homes and regions."""
         by_home: dict[int, list[int]] = {}
-        for home, write in pulls:
-            by_home.setdefault(home, []).append(write.region)
+        for home, region in sorted(layers):
+            by_home.setdefault(home, []).append(region)
         for home, regions in by_home.items():
             self._background.spawn(self._drop_at(home, commit_id, regions))
 

@@ -440,6 +440,47 @@ def test_commit_during_fetch_wins(run) -> None:
     run(work)
 
 
+def moved(world: World, region: int, to: int) -> None:
+    """A switch, while the region's commits are held."""
+    world.held.hold(region)
+    world.homes.homes[region] = (to,)
+    world.log.rehome(region, to)
+    world.held.release(region)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_home_that_moves_during_the_fetch_keeps_no_layer(run, is_refused: bool) -> None:
+    async def work(world: World) -> None:
+        gate = asyncio.Event()
+        world.homes.pull_does = lambda home: gate.wait()
+        slow = asyncio.ensure_future(world.commits.commit(request(7, 1, 3)))
+        await until(lambda: bool(world.homes.pulled))
+        moved(world, 3, ELSEWHERE)
+        if is_refused:
+            await world.commits.commit(request(8, 1))
+        gate.set()
+        if is_refused:
+            with pytest.raises(errors.CommitConflict):
+                await slow
+        else:
+            assert (await slow).versions == {1: 1, 3: 1}
+            assert [home for home, _, _ in world.homes.pulled] == [THERE, ELSEWHERE]
+        await until(lambda: (THERE, 7, [3]) in world.homes.dropped)
+        assert is_refused or len(world.homes.dropped) == 1  # the home of now needs its layer
+
+    run(work)
+
+
+def test_a_home_that_has_moved_since_a_layer_was_brought_keeps_none(run) -> None:
+    async def work(world: World) -> None:
+        await world.commits.bring(request(7, 3))
+        moved(world, 3, ELSEWHERE)
+        await world.commits.commit(request(7, 3))
+        await until(lambda: world.homes.dropped == [(THERE, 7, [3])])
+
+    run(work)
+
+
 def test_a_conflict_that_is_there_already_ships_nothing(run) -> None:
     async def work(world: World) -> None:
         world.homes.homes[1] = (THERE,)
