@@ -1,7 +1,8 @@
 """In: a process's numbers. Out: Ray's metrics, as `_protocol/metrics.py` names them.
 
-It is off the way of faults: it reads what is counted anyway. Reading may take locks, for longer
-where there are many variables: the next look waits for `SHARE` times what the last one took. A
+It is off the way of faults: it reads what is counted anyway. Reading computes, for longer where
+there are many variables: the next look waits for `SHARE` times what the last one computed. What it
+waited, for a lock or for a core, costs nobody anything. A
 gauge is set each second all the same: Ray's agent forgets one that was not set for two of its
 intervals. A counter gets what it has grown by. Ray refuses 0, and a counter that is not there has
 no rate: it begins with the least number there is.
@@ -23,7 +24,7 @@ from clamor_ray._protocol.metrics import Metric
 logger = logging.getLogger("clamor_ray.metrics")
 
 INTERVAL_S = 1.0
-SHARE = 1000  # a look takes one part in so many of this process's time
+SHARE = 1000  # a look takes one part in so many of a core's time
 LEAST = sys.float_info.min
 
 
@@ -66,7 +67,8 @@ class Export:
 
     Args:
         metrics, tags: as `Exporter`'s.
-        numbers: what is now. Where it raises, or Ray does, that is logged once, and tried again.
+        numbers: what is now; all of it on the thread that calls. Where it raises, or Ray does, that
+            is logged once, and tried again.
     """
 
     def __init__(
@@ -89,10 +91,11 @@ class Export:
         """
         try:
             self._exporter = self._exporter or Exporter(self._metrics, self._tags)
-            began_s = time.monotonic()
-            if began_s >= self._look_s:
+            now_s = time.monotonic()
+            if now_s >= self._look_s:
+                began_ns = time.thread_time_ns()
                 self._found = self._numbers()
-                self._look_s = began_s + SHARE * (time.monotonic() - began_s)
+                self._look_s = now_s + SHARE * (time.thread_time_ns() - began_ns) / 1e9
             self._exporter.tick({**self._found, **(quick or {})})
         except Exception as failure:  # any
             if not self._has_failed:
