@@ -34,6 +34,24 @@ async def within(seconds: float, reference: Any) -> Any:
     return await asyncio.wait_for(wait(), seconds)
 
 
+def noted_address() -> str:
+    """The cluster that was started last on this machine, as Ray notes it; it may be gone.
+
+    Returns:
+        "": Ray notes none.
+    """
+    from ray._private import utils  # of the command line alone
+
+    read = getattr(utils, "read_ray_address", None)
+    return str((read and read()) or "")
+
+
+def cluster_ends_with_process() -> bool:
+    """Whether this process has started the cluster, so that `ray.shutdown()` ends it."""
+    node = ray._private.worker._global_node
+    return node is not None and bool(node.is_head())
+
+
 def alive_nodes() -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 

@@ -14,7 +14,7 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._errors.base import level_of_caller
-from clamor_ray._protocol import names
+from clamor_ray._protocol import names, ray_state
 from clamor_ray._session import end_hooks, named_sessions, process_sessions
 from clamor_ray._session.begin import starting
 from clamor_ray._session.session import Session
@@ -180,8 +180,7 @@ def end_before_ray() -> None:
 def _end_own() -> None:
     """Ends the sessions that this driver has made, as Ray will. Of others, where the cluster goes
     too, it only fetches what objects look at."""
-    node = ray._private.worker._global_node
-    cluster_ends = node is not None and node.is_head()
+    cluster_ends = ray_state.cluster_ends_with_process()
     with process_sessions._lock:
         for session in (*process_sessions.sessions(), *process_sessions._over):
             if cluster_ends and not session.owner and not session.was_told:

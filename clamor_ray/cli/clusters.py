@@ -51,14 +51,6 @@ def _knock(address: str, timeout_s: float) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
 
 
-def _noted_address() -> str:
-    """The cluster that was started last on this machine, as Ray notes it; it may be gone."""
-    from ray._private import utils
-
-    read = getattr(utils, "read_ray_address", None)
-    return str((read and read()) or "")
-
-
 @contextlib.contextmanager
 def watched(timeout_s: float) -> Iterator[None]:
     """Ends the process where the block takes longer: `ray.init` has no time-out.
@@ -97,7 +89,7 @@ def connected(address: str | None, timeout_s: float) -> Iterator[None]:
     if asked == "local" or "://" in asked:
         raise NotAskedError(f"The address is HOST:PORT of a cluster that runs, not {asked!r}.")
     try:
-        _knock(asked or _noted_address(), min(timeout_s, ACCEPTS_S))
+        _knock(asked or ray_state.noted_address(), min(timeout_s, ACCEPTS_S))
         with watched(timeout_s + STARTS_S):
             ray.init(address=asked or AUTO, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:

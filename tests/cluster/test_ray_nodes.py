@@ -1,4 +1,4 @@
-"""What `ray_nodes.py` takes from Ray's own tables, asked of a real cluster."""
+"""What `ray_nodes.py` and `ray_state.py` take from Ray's own tables, asked of a real cluster."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import clamor_ray as clamor
+from clamor_ray._protocol import ray_state
 from clamor_ray.actors.moves import ray_nodes
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
@@ -34,6 +35,22 @@ def on(index: int, actor: Any) -> Any:
     import ray
 
     return ray.remote(actor).options(num_cpus=0, resources={node_resource(index): 0.01})
+
+
+def test_the_cluster_that_was_started_last_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray._private import utils
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert ray_state.noted_address() == ""
+    (tmp_path / "ray").mkdir()
+    utils.write_ray_address("127.0.0.1:6399")  # as `ray start --head` does
+    assert ray_state.noted_address() == "127.0.0.1:6399"
+
+
+def test_a_cluster_that_others_have_started_goes_on(lab: LocalCluster) -> None:
+    assert not ray_state.cluster_ends_with_process()
 
 
 def drain_node(node_id: str, deadline_ms: int) -> bool:
