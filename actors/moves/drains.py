@@ -158,13 +158,14 @@ class Drains:
             is_idle: Because nothing uses it; nobody has asked for it.
 
         Raises:
-            NoOtherNodeError: There is no other server. Nothing has changed.
+            NoOtherNodeError: There is no other server that could take what is there. Nothing has
+                changed.
             DrainTimeoutError: Something is there still.
             DrainCancelledError: See ``cancel``.
             JournalFullError: Nothing has changed.
         """
         began_s = time.monotonic()
-        if not self.others(server_id):
+        if not self.others(server_id) and self._has_any(server_id):
             raise errors.NoOtherNodeError(
                 f"Node {node_id} cannot be drained: no other node of the session can take what it "
                 "has."
@@ -179,7 +180,7 @@ class Drains:
             with span("", "drain", node=node_id):
                 await asyncio.wait_for(work, timeout_s)
         except asyncio.TimeoutError:
-            if self._core.homed_at(server_id) or self._read_elsewhere(server_id):
+            if self._has_any(server_id):
                 self._raise_late(drain, node_id, timeout_s)
         except asyncio.CancelledError:
             if server_id in self._leaving:
@@ -190,6 +191,10 @@ class Drains:
         finally:
             self._running[server_id].discard(work)
         return DrainResult(drain.n_moved, drain.n_bytes, time.monotonic() - began_s)
+
+    def _has_any(self, server_id: int) -> bool:
+        """Whether something is there that has to go first."""
+        return bool(self._core.homed_at(server_id) or self._read_elsewhere(server_id))
 
     def cancel(self, server_id: int) -> bool:
         """The server takes homes again. Drains of it that run raise ``DrainCancelledError``; a move

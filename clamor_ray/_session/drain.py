@@ -16,8 +16,9 @@ def drain(node_id: str, timeout: float = 60.0) -> DrainResult:
 
     Reads go on, and so do commits: one that comes at the last step of a move waits for it, at most
     for some seconds while both page servers answer. Old versions move too. What is put on the node
-    meanwhile moves as well. From its call on, no variable of another node is moved to this one, or
-    rebuilt on it; what its own processes put later is homed there.
+    meanwhile moves as well. A node that has nothing needs no other one: nothing moves. From its
+    call on, no variable of another node is moved to this one, or rebuilt on it; what its own
+    processes put later is homed there.
 
     After that the node's page server goes on as long as processes of the node use it: as long as
     they have what `get` gave them, change a variable, or watch one. Then it ends, with its memory,
@@ -40,7 +41,8 @@ def drain(node_id: str, timeout: float = 60.0) -> DrainResult:
             no variables of others still. A variable that was freed cannot move: it is there until
             the processes of other nodes that have arrays of it let go of them.
         DrainCancelledError: `clamor.cancel_drain` was called meanwhile.
-        NoOtherNodeError: The cluster has no other node that could take it.
+        NoOtherNodeError: Variables are on the node, and the cluster has no other one that could
+            take them.
         NoSuchNodeError: No living node has this id.
         JournalFullError: Nothing was begun.
         ValueError: The timeout is negative, or no number.

@@ -71,7 +71,8 @@ def command(
     """Moves all variables off NODE, while they are used: an id or its beginning, a host name, an
     address.
 
-    Exit status: 0, nothing is there any more; 1, some is there still; 2, it could not be asked.
+    Exit status: 0, nothing is there any more, or nothing was; 1, some is there still; 2, it could
+    not be asked.
     """
     if (node is None) != this_node or node == "":
         raise click.UsageError("Give a NODE, or --this-node.")
@@ -112,6 +113,8 @@ def _print(node_id: str, said: list[dict[str, Any]]) -> None:
             out.print(
                 f"{label}: {'the drain is undone' if each['undone'] else 'it was not drained'}."
             )
+        elif not each["moved"]:
+            out.print(f"{label} has nothing on node {node_id[:ID_DIGITS]}: nothing had to move.")
         else:
             out.print(
                 f"{label}: {_counted(each['moved'])} ({format_bytes(each['bytes'])}) moved in "

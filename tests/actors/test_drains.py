@@ -139,6 +139,23 @@ def test_without_another_server_nothing_begins(tmp_path: Path) -> None:
     world.journal.close()
 
 
+def test_without_another_server_a_node_that_has_nothing_is_drained(tmp_path: Path) -> None:
+    world = World(tmp_path / "journal", n_servers=1)
+
+    async def work() -> None:
+        world.free()
+        result = await drain(world)
+        assert (result.moved, result.bytes) == (0, 0)
+        assert world.journal.load().leaving == (GIVER,)
+        world.add_region()  # what its own processes put is homed there, and has nowhere to go
+        with pytest.raises(errors.NoOtherNodeError):
+            await drain(world)
+        assert world.drains.cancel(GIVER)
+
+    of(world, work)
+    world.journal.close()
+
+
 class FakeMoves:
     """Does what a test says."""
 

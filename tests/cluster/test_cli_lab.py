@@ -236,6 +236,26 @@ def test_a_node_is_drained_and_the_drain_undone(
     assert clamor.open("elsewhere").get().sum() == N
 
 
+def test_a_node_that_has_nothing_is_drained_though_it_is_the_last(lab: LocalCluster) -> None:
+    """What has nowhere to go is said, and what to do."""
+    scope = clamor.init().scope
+    ref = clamor.put(np.arange(N))
+    here, there = lab.node_ids[:2]
+    assert clamor.drain(here).moved == 1
+    said = run(lab, "drain", there, status=1).stdout
+    assert "no other node of the session can take what it has" in said
+    assert "Add a node to the cluster, or free variables" in " ".join(said.split())
+    clamor.free(ref)
+    until(lambda: not clamor.stats().region(ref), RUN_S)
+    said = " ".join(run(lab, "drain", there).stdout.split())
+    assert f"Session {scope} has nothing on node {there[:12]}: nothing had to move." in said
+    late = clamor.put(np.arange(N))  # of a node's own processes
+    assert late.get()[7] == 7
+    assert clamor.cancel_drain(there)
+    assert clamor.drain(here).moved == 1
+    clamor.shutdown()
+
+
 def test_what_is_not_there_is_said(lab: LocalCluster, session: clamor.GlobalRef[Any]) -> None:
     said = run(lab, "inspect", "nothing", status=2).stderr
     assert "No variable has the name or id 'nothing'. Names: index." in said
