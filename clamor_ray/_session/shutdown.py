@@ -15,7 +15,7 @@ import ray
 from clamor_ray import errors
 from clamor_ray._errors.base import level_of_caller
 from clamor_ray._protocol import names, ray_state
-from clamor_ray._session import end_hooks, named_sessions, process_sessions
+from clamor_ray._session import end_hooks, named_sessions, process_sessions, span_sender
 from clamor_ray._session.begin import starting
 from clamor_ray._session.session import Session
 
@@ -178,19 +178,23 @@ def end_before_ray() -> None:
 
 
 def _end_own() -> None:
-    """Ends the sessions that this driver has made, as Ray will. Of others, where the cluster goes
-    too, it only fetches what objects look at."""
+    """Ends the sessions that this driver has made, as Ray will. Others go on without it; where the
+    cluster goes too, it only fetches what objects look at."""
     cluster_ends = ray_state.cluster_ends_with_process()
     with process_sessions._lock:
         for session in (*process_sessions.sessions(), *process_sessions._over):
             if cluster_ends and not session.owner and not session.was_told:
                 _fetch_objects(session, force=True)
         for session in process_sessions.sessions():
-            if session.owner and session._pid == os.getpid() and session.is_here:
+            if session._pid != os.getpid() or not session.is_here:
+                continue
+            if session.owner:
                 _fetch_objects(session, force=True)
                 process_sessions._leave(session)
                 end_hooks.scopes.add(session.scope)
                 end(session)
+            elif not cluster_ends:
+                span_sender.send_last(session)
 
 
 def end_all(exiting: bool = False, force: bool = False) -> None:

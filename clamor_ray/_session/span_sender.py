@@ -1,8 +1,9 @@
 """In: the spans of this process. Out: the page servers of its node have them.
 
 Once a second, where there are new ones, on a thread that begins with the first. Nobody waits for
-it, but the end of a session, for a moment. What is not sent when the process dies is lost. Whatever
-fails here, spans are lost, and nothing else.
+it, but who leaves a session that goes on, or Ray: then what there is goes out at once, and that is
+waited for, `LAST_S` at most. What is not sent when the process dies is lost. Whatever fails here,
+spans are lost, and nothing else.
 
 Ray may go at any moment: the user's thread calls `ray.shutdown()`. So it is asked without the hooks
 of its API (`ray_state.py`).
@@ -18,6 +19,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("clamor_ray")
 
 INTERVAL_S: Final = 1.0
-LAST_S: Final = 1.0  # that the end of a session waits
+LAST_S: Final = 1.0  # that the end of a session, or of Ray, waits
 
 
 @dataclass
@@ -44,9 +46,11 @@ class _Known:
     is_over: bool = False  # Ray is not asked any more
     server: Any = None  # the page server of this node, once it was found
     last: Any = None  # call to it that has not ended, as far as is known
+    went: threading.Event | None = None  # who leaves waits for it: all there was is under way
 
 
 _wanted = threading.Event()
+_hurry = threading.Event()  # somebody leaves
 _lock = threading.Lock()
 _starting = threading.Lock()
 _known: dict[str, _Known] = {}  # by scope
@@ -81,41 +85,42 @@ def _wake() -> bool:
 
 
 def _send_for_ever() -> None:
-    pause = threading.Event()
     while True:
         _wanted.wait()
-        pause.wait(INTERVAL_S)
+        _hurry.wait(INTERVAL_S)
+        _hurry.clear()
         _wanted.clear()
         with _lock:
             for scope, known in list(_known.items()):
-                _send(scope, known, may_look=True)
+                went, known.went = known.went, None
+                _send(scope, known, is_last=went is not None)
+                if went is not None:
+                    went.set()
 
 
-def _send(scope: str, known: _Known, may_look: bool) -> bool:
-    """Under the lock. Returns: whether there was something, and it is under way.
+def _send(scope: str, known: _Known, is_last: bool = False) -> None:
+    """Under the lock. It may take as long as Ray's GCS does.
 
     Args:
-        may_look: for the page server, which may take as long as Ray's GCS does.
+        is_last: It is now or never.
     """
     session = known.session()
     if session is None:
         record.here.end(scope)
         _known.pop(scope, None)
-        return False
+        return
     try:
         if known.is_over or session.is_ending or not session.is_here:
-            return False
-        if not _is_free(known):
+            return
+        if not (_is_free(known) or is_last):
             _wanted.set()  # the server is busy, or restarts: once more in a second
-            return False
+            return
         if known.server is None:
-            if not may_look:
-                return False
             name = names.page_server_name(scope, session.node_id)
             known.server = ray_state.get_actor(name, namespace=names.NAMESPACE)
         spans = record.here.take(scope)
         if not spans or known.is_over:
-            return False
+            return
         worker = ray_state.runtime_context().get_worker_id()
         process = f"{'driver' if session.in_driver else 'worker'}:{worker}"
         packed = pack(process, os.getpid(), [tuple(each) for each in spans])
@@ -123,8 +128,6 @@ def _send(scope: str, known: _Known, may_look: bool) -> bool:
     except Exception as failure:  # Ray has any: it goes, or the server was drained
         logger.debug("spans of session %s are lost: %r", scope, failure)
         known.server = known.last = None
-        return False
-    return True
 
 
 def _is_free(known: _Known) -> bool:
@@ -143,27 +146,52 @@ def _is_free(known: _Known) -> bool:
     return True
 
 
+def send_last(session: Session) -> None:
+    """What there is goes out now, before this process leaves a session that goes on, or Ray. Waits
+    for `LAST_S` at most, and raises nothing of Ray's.
+
+    The thread does it: it may hang in Ray, and then this does not."""
+    known = _known.get(session.scope)
+    if known is None or session.is_ending or session.was_told:
+        return
+    until_s = time.monotonic() + LAST_S
+    if record.here.has_some(session.scope):
+        known.went = went = threading.Event()
+        _hurry.set()
+        if not _wake():
+            return
+        went.wait(LAST_S)
+    if known.last is not None and _lock.acquire(timeout=_left_s(until_s)):
+        try:
+            if known.last is not None:
+                with contextlib.suppress(Exception):
+                    ray_state.wait([known.last], timeout=_left_s(until_s))
+        finally:
+            _lock.release()
+
+
+def _left_s(until_s: float) -> float:
+    return max(0.0, until_s - time.monotonic())
+
+
 def _end(session: Session) -> None:
-    """What is left goes out before this process leaves a session that goes on."""
     known = _known.get(session.scope)
     if known is None:
         return
-    if _lock.acquire(timeout=LAST_S):
-        try:
-            if session.goes_on and _send(session.scope, known, may_look=False):
-                with contextlib.suppress(Exception):
-                    ray_state.wait([known.last], timeout=LAST_S)
-        finally:
-            _lock.release()
+    until_s = time.monotonic() + LAST_S
+    send_last(session)
+    is_locked = _lock.acquire(timeout=_left_s(until_s))
     known.is_over = True
+    if is_locked:
+        _lock.release()
     record.here.end(session.scope)
     _known.pop(session.scope, None)
 
 
 def _after_fork_in_child() -> None:
-    global _thread, _lock, _starting, _wanted, _known
+    global _thread, _lock, _starting, _wanted, _hurry, _known
     _thread, _lock, _starting = None, threading.Lock(), threading.Lock()
-    _wanted = threading.Event()
+    _wanted, _hurry = threading.Event(), threading.Event()
     _of_parent.append(_known)
     _known = {}
 

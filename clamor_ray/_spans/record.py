@@ -115,6 +115,10 @@ class Record:
             taken.append(kept.popleft())
         return taken
 
+    def has_some(self, scope: str) -> bool:
+        """Whether there is something to be taken."""
+        return bool(self._kept.get(scope))
+
     def spans(self, now_ns: int | None = None) -> list[Span]:
         """All of the last hour. They stay.
 

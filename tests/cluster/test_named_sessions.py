@@ -19,7 +19,11 @@ import ray
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._protocol import names
+from clamor_ray._protocol.rpc import unpack
 from clamor_ray._session import process_sessions
+from clamor_ray._spans import record
+from clamor_ray._spans.record import Span
 from clamor_ray.actors.process.journals import has_ended
 from tests.conftest import ANSWER_S, until
 from tests.support import driver_script
@@ -457,6 +461,52 @@ def test_other_threads_read_while_one_attaches_again(cluster: LocalCluster, kept
     is_over.set()
     reader.join(ANSWER_S)
     assert failed == []
+
+
+def spans_of(cluster: LocalCluster, scope: str, process: str) -> list[str]:
+    """The names of what a process has sent to the page server of node 0."""
+    server = ray.get_actor(
+        names.page_server_name(scope, cluster.node_ids[0]), namespace=names.NAMESPACE
+    )
+    (said,) = unpack(ray.get(server.spans.remote(), timeout=ANSWER_S))
+    return [Span._make(each).name for who, _, spans in said if who == process for each in spans]
+
+
+@pytest.mark.parametrize("end", ["", "ray.shutdown()"], ids=["exit", "ray.shutdown"])
+def test_the_last_spans_of_a_driver_are_sent(cluster: LocalCluster, kept: str, end: str) -> None:
+    """It ends a moment after them, and before the first look in a second."""
+    said = other_driver(
+        cluster,
+        f"""
+from clamor_ray._session import span_sender
+span_sender.LAST_S = span_sender.INTERVAL_S = 100.0  # a machine may be busy
+clamor.init(session="kept")
+with clamor.update(clamor.open("index")) as x:
+    x[3] = 0
+    time.sleep(0.01)
+print(ray.get_runtime_context().get_worker_id())
+{end}
+""",
+    )
+    (worker,) = driver_script.lines_of(said)
+    assert "transaction" in spans_of(cluster, kept, f"driver:{worker}")
+
+
+def test_a_page_server_that_hangs_is_not_waited_for_at_the_end(
+    cluster: LocalCluster, kept: str
+) -> None:
+    clamor.init(session=NAME)
+    ref = clamor.put(np.arange(10**6))
+    pid = cluster.page_server_pid(0, scope=kept)
+    stop(pid)
+    try:
+        record.here.note(kept, "the last", time.time_ns() - 10**9)
+        clamor.shutdown()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert not record.here.keeps(kept)
+    clamor.init(session=NAME)
+    assert int(ref.get()[5]) == 5
 
 
 def test_without_its_cluster_it_says_so(cluster: LocalCluster, kept: str) -> None:

@@ -135,7 +135,7 @@ def test_no_thread_for_it_is_no_error_of_the_caller(
 class Gone:
     """A session whose cluster goes when it is looked at."""
 
-    node_id, is_ending, in_driver, goes_on = NODE, False, True, True
+    node_id, is_ending, was_told, in_driver = NODE, False, False, True
     scope = "s"
 
     def __init__(self) -> None:
@@ -153,13 +153,42 @@ def test_ray_that_goes_meanwhile_is_not_started(
     here.note("s", "x", long_ago(1))
     assert not ray.is_initialized()
     with span_sender._lock:
-        assert not span_sender._send("s", known, may_look=True)
+        span_sender._send("s", known)
+    assert known.last is None
     known.server, known.last = object(), object()
     span_sender._end(cast(Any, session))
     assert not ray.is_initialized()
     assert known.is_over
     assert "s" not in span_sender._known
     assert not here.keeps("s")
+
+
+def test_who_leaves_does_not_wait_for_a_ray_that_hangs(
+    here: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers, over = threading.Event(), threading.Event(), threading.Event()
+
+    def get_actor(name: str, namespace: str) -> None:
+        asked.set()
+        answers.wait(20)
+        over.set()
+        raise ValueError(name)
+
+    monkeypatch.setattr(span_sender, "LAST_S", 0.2)
+    monkeypatch.setattr(span_sender.ray_state, "get_actor", get_actor)
+    session = Gone()
+    known = span_sender._Known(cast(Any, weakref.ref(session)))
+    monkeypatch.setitem(span_sender._known, "s", known)
+    here.note("s", "x", long_ago(1))
+    try:
+        span_sender._end(cast(Any, session))
+        assert not over.is_set()
+        assert known.is_over
+        assert asked.wait(60)
+    finally:
+        answers.set()
+    with span_sender._lock:  # what the thread had of it is over
+        assert known.last is None
 
 
 def test_a_child_of_fork_has_none_of_its_parents() -> None:
