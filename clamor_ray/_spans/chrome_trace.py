@@ -74,6 +74,7 @@ def events_of(rows: Iterable[tuple[Row, Sequence[Span]]], names: Mapping[int, st
         name = f"{row.process} ({thread})" if thread else row.process
         for lane, span in _lanes(spans):
             details = dict(span.details)
+            start_us, end_us = span.start_ns / _US, (span.start_ns + span.duration_ns) / _US
             if (region := details.get("region")) is not None:
                 details["variable"] = names.get(region, f"(variable {region})")
             events.append(
@@ -83,8 +84,10 @@ def events_of(rows: Iterable[tuple[Row, Sequence[Span]]], names: Mapping[int, st
                     "name": _title(span.name, details),
                     "pid": row.host,
                     "tid": name if not lane else f"{name} ({lane + 1})",
-                    "ts": span.start_ns / _US,
-                    "dur": span.duration_ns / _US,
+                    "ts": start_us,
+                    # A float holds a quarter of a microsecond of a time. So what begins where
+                    # this ends does so by the sum of both, too.
+                    "dur": end_us - start_us,
                     "args": {**details, "node_id": row.node_id, "os_pid": row.pid},
                 }
             )

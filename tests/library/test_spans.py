@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import threading
@@ -311,6 +312,12 @@ def test_a_process_is_called_as_it_calls_itself() -> None:
 # ------------------------------------------------------------------ the trace
 
 
+def within(part: dict[str, Any], whole: dict[str, Any]) -> bool:
+    """Whether an event lies in another's time. A float holds a quarter of a microsecond."""
+    ends = part["ts"] + part["dur"] <= whole["ts"] + whole["dur"] + 0.5
+    return bool(part["ts"] >= whole["ts"] - 0.5 and ends)
+
+
 def rows_of(trace: list[dict[str, Any]]) -> dict[tuple[int, int], tuple[str, str]]:
     """What the rows are called, by pid and tid."""
     nodes = {e["pid"]: e["args"]["name"] for e in trace if e["name"] == "process_name"}
@@ -343,6 +350,19 @@ def check_form(trace: list[dict[str, Any]]) -> None:
         if ends and event.get("cat") == "clamor":
             assert event["ts"] + event["dur"] <= ends[-1] + 0.5  # a float holds a quarter of a µs
         ends.append(event["ts"] + event["dur"])
+
+
+def test_one_that_begins_where_another_ends_is_beside_it() -> None:
+    """A float holds a quarter of a microsecond of a time, and all of a duration."""
+    start_ns, spans = 1_795_890_640_285_529_137, []
+    for n in range(100):
+        spans.append(Span("look", start_ns, 500_532_925 + 7 * n, "", {}))
+        start_ns += spans[-1].duration_ns
+    trace = merged(events_of([(WORKER, spans)], {}))
+    check_form(trace)
+    looks = [event for event in trace if event["ph"] == "X"]
+    for one, following in itertools.pairwise(looks):
+        assert one["ts"] + one["dur"] == following["ts"]
 
 
 def test_form_of_the_trace() -> None:
