@@ -295,7 +295,7 @@ class MovedHomes:
         found = self._find(region, attempt)
         engine = self._engine
         take = engine.rebuild_take_record if are_records else engine.rebuild_take
-        with found.busy:
+        with found.busy, span("", "rebuild by parity", region=region):
             made: list[int] = []
             try:
                 self._pull_all(

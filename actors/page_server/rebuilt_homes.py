@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -29,7 +28,7 @@ from clamor_ray._objects.memory import COMMIT_HINT, check_room
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.messages import RebuildOrder, RegionRecord
 from clamor_ray._protocol.source import NOT_EQUAL_HINT
-from clamor_ray._spans import record as spans
+from clamor_ray._spans.record import span
 from clamor_ray.actors.lost_homes import new_home, shared_objects
 from clamor_ray.actors.page_server.version_questions import runs_of
 
@@ -167,25 +166,24 @@ class RebuiltHomes:
             record.on_disk,
             record.in_file,
         )
-        began_ns = time.time_ns()
         try:
-            for version, blocks in order.cached:
-                self._engine.rebuild_copy(region, fd, version, runs_of(blocks))
-            for server_id, commit_id, layer_bytes in order.takes:
-                self._pull(commit_id, region, server_id, layer_bytes)
-                self._engine.rebuild_take(region, fd, commit_id)
-            if order.from_source:
-                new_home.fill_from_source(fd, order, self._pieces(order, made))
-            if order.attempt:  # its group makes the rest, and then it is sealed
-                self._go_on(record, order.attempt, os.dup(fd))
-            else:
-                self._engine.rebuild_seal(region, fd)
+            with span("", "rebuild", region=region):
+                for version, blocks in order.cached:
+                    self._engine.rebuild_copy(region, fd, version, runs_of(blocks))
+                for server_id, commit_id, layer_bytes in order.takes:
+                    self._pull(commit_id, region, server_id, layer_bytes)
+                    self._engine.rebuild_take(region, fd, commit_id)
+                if order.from_source:
+                    new_home.fill_from_source(fd, order, self._pieces(order, made))
+                if order.attempt:  # its group makes the rest, and then it is sealed
+                    self._go_on(record, order.attempt, os.dup(fd))
+                else:
+                    self._engine.rebuild_seal(region, fd)
         except BaseException:
             self._engine.rebuild_drop(region, fd)
             raise
         finally:
             os.close(fd)
-            spans.here.note("", "rebuild", began_ns, region=region)
 
     def drop(self, region: int) -> None:
         """The region is lost for good: lets go of what was got ready here, and refuses who opens

@@ -680,7 +680,8 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
     async def spans(self) -> bytes:
         """What took this process long of late. Packed: host, node, pid, spans as tuples."""
         node_id = ray.get_runtime_context().get_node_id()
-        spans = [tuple(each) for each in record.here.spans()]
+        # Ray's name of the thread of its loop is nothing to people.
+        spans = [tuple(each._replace(thread="")) for each in record.here.spans()]
         return pack(ray.util.get_node_ip_address(), node_id, os.getpid(), spans)
 
     async def bring(self, request: CommitRequest) -> int:

@@ -137,7 +137,8 @@ class Region:
         arena = self._opened()
         self._state = "closed"
         arena.close()
-        spans.here.note(self._session.scope, "build", self._began_ns, region=self._record.region)
+        details = {"region": self._record.region, **spans.error_of(kind)}
+        spans.here.note(self._session.scope, "build", self._began_ns, **details)
         if error is not None or self._ref is None:
             self._abandon()
             if error is None:

@@ -167,9 +167,16 @@ class span:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is not None:
-            self.details["error"] = kind.__name__
-        here.note(self._scope, self._name, self._start_ns, **self.details)
+        here.note(self._scope, self._name, self._start_ns, **self.details, **error_of(kind))
+
+
+def error_of(kind: type[BaseException] | None) -> dict[str, str]:
+    """What the details of something say that has failed.
+
+    Args:
+        kind: of what was raised; None: it has not.
+    """
+    return {} if kind is None else {"error": kind.__name__}
 
 
 def thinned(spans: Sequence[Span], most: int, now_ns: int) -> list[Span]:

@@ -20,7 +20,9 @@ import numpy as np
 import pytest
 
 import clamor_ray as clamor
+from tests.cluster.test_timeline_lab import named, trace_of
 from tests.conftest import until
+from tests.library.test_spans import rows_of, within
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.availability import missing
 from tests.support.lab.cluster import node_resource
@@ -31,6 +33,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 SESSION = "shown"
 RUN_S = 100.0
 N = 300_000
+MANY = 4 << 20
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,11 @@ def sum_of(array: Any) -> int:
 
 def put_there() -> Any:
     return clamor.put(np.ones(N), name="elsewhere")
+
+
+def put_much_there() -> Any:
+    """What takes a page server milliseconds to carry."""
+    return clamor.put(np.ones(MANY), name="elsewhere")
 
 
 def there(lab: LocalCluster, function: Any) -> Any:
@@ -225,15 +233,52 @@ def test_a_node_is_drained_and_the_drain_undone(
 ) -> None:
     import ray
 
-    ray.get(there(lab, put_there).remote(), timeout=RUN_S)
-    node = lab.node_ids[1]
+    ray.get(there(lab, put_much_there).remote(), timeout=RUN_S)
+    here, node = lab.node_ids[:2]
+    with clamor.update(clamor.open("elsewhere")) as array:
+        array[:] = 2
     (drained,) = json.loads(run(lab, "drain", node[:10], "--format", "json").stdout)["sessions"]
     assert drained["moved"] == 1
     homes = {info.name: info.nodes for info in clamor.variables()}
-    assert homes["elsewhere"] == (lab.node_ids[0],)
+    assert homes["elsewhere"] == (here,)
+    check_spans_of_a_drain(lab, node)
     assert "the drain is undone" in run(lab, "drain", "--cancel", node).stdout
     assert "it was not drained" in run(lab, "drain", "--cancel", node).stdout
-    assert clamor.open("elsewhere").get().sum() == N
+    assert clamor.open("elsewhere").get().sum() == 2 * MANY
+
+
+def check_spans_of_a_drain(lab: LocalCluster, node: str) -> None:
+    """What `clamor timeline` has of it, of the move that it made, and of a commit before."""
+    import ray
+
+    registry, server = f"clamor registry {SESSION}", f"clamor page server {lab.node_ids[0][:12]}"
+    driver = f"driver:{ray.get_runtime_context().get_worker_id()}"
+    trace: list[dict[str, Any]] = []
+
+    def is_sent() -> bool:  # by this process, in a second
+        trace[:] = trace_of(lab, SESSION)
+        return bool(named(trace, "commit elsewhere", driver))
+
+    until(is_sent, RUN_S)
+    (drain,) = named(trace, "drain", registry)
+    (move,) = named(trace, "move home of elsewhere", registry)
+    takes = named(trace, "take home of elsewhere", server)
+    (commit,) = named(trace, "commit elsewhere", driver)
+    (decided,) = named(trace, "commit at registry elsewhere", registry)
+    (transaction,) = named(trace, "transaction elsewhere", driver)
+    pairs = [(move, drain), (commit, transaction), (decided, commit)]
+    for part, whole in [*pairs, *((take, move) for take in takes)]:
+        assert within(part, whole), (part, whole)
+        assert min(part["dur"], whole["dur"]) > 0
+    assert takes  # of what it took in more than one turn, each
+    assert transaction["ts"] + transaction["dur"] <= drain["ts"]
+    events = [drain, move, *takes, commit, decided, transaction]
+    assert {event["cat"] for event in events} == {"clamor"}
+    assert {event["args"]["node_id"] for event in events} == {lab.node_ids[0]}
+    assert drain["args"]["node"] == node
+    rows = rows_of(trace)
+    of_registry = {rows[e["pid"], e["tid"]][1] for e in (drain, move, decided)}
+    assert of_registry == {registry}
 
 
 def test_a_node_that_has_nothing_is_drained_though_it_is_the_last(lab: LocalCluster) -> None:

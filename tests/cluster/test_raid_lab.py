@@ -18,7 +18,9 @@ from clamor_ray._objects import block_sets
 from clamor_ray._session import process_sessions
 from tests.cluster.test_lost_lab import loss_of
 from tests.cluster.test_moves_lab import on
+from tests.cluster.test_timeline_lab import trace_of
 from tests.conftest import until
+from tests.library.test_spans import rows_of
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.pieces import homes_of_pieces, lost_with
 from tests.support.processes import stop
@@ -127,6 +129,7 @@ def test_a_node_is_lost(lab: LocalCluster, victim: int, level: dict[str, Any]) -
         model.commit(node)
     model.check(1)
     assert clamor.stats().degraded == 0
+    killed_s = time.time()
     lab.kill_node(victim)
     model.check()
     model.commit()
@@ -134,6 +137,8 @@ def test_a_node_is_lost(lab: LocalCluster, victim: int, level: dict[str, Any]) -
         assert clamor.stats().degraded > 0
     spare = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
     wait_until_repaired()
+    if level["redundancy"] == "raid5":
+        check_spans_of_repairs(lab, model.ref, killed_s)
     model.check_old()
     model.check(2)
     model.commit(1)
@@ -142,6 +147,21 @@ def test_a_node_is_lost(lab: LocalCluster, victim: int, level: dict[str, Any]) -
     model.commit(2)
     model.check_old()
     model.ref.free()
+
+
+def check_spans_of_repairs(lab: LocalCluster, ref: Any, since_s: float) -> None:
+    """What `clamor timeline` has of pieces that others of their groups have made again."""
+    trace = trace_of(lab, clamor.init().scope)
+    repairs = [event for event in trace if event["name"].startswith("rebuild by parity ")]
+    assert repairs, {event["name"] for event in trace}
+    rows = rows_of(trace)
+    for event in repairs:
+        assert event["cat"] == "clamor"
+        assert event["args"]["region"] in range(ref._region, ref._region + 100)  # a piece's
+        server = f"clamor page server {event['args']['node_id'][:12]}"
+        assert rows[event["pid"], event["tid"]][1].startswith(server)
+        assert event["dur"] > 0
+        assert since_s * 1e6 <= event["ts"] <= event["ts"] + event["dur"] <= time.time() * 1e6
 
 
 def test_levels_that_need_more_nodes(lab: LocalCluster) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from tests.cluster.test_timeline_lab import named, trace_of
 from tests.conftest import until
 from tests.support.lab import LocalCluster, local_cluster, require_lab
 from tests.support.lab.cluster import node_resource
@@ -32,6 +33,7 @@ TASK_S = 90.0
 LOST_S = 60.0
 WORDS = BLOCK // 8
 N_BLOCKS = 300
+LARGE_WORDS = 4 << 20  # what takes milliseconds to be made again
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +139,16 @@ def read_at_its_beginning(lab: LocalCluster, node: int, folder: Path) -> Any:
     return ref
 
 
+def large_and_named(lab: LocalCluster, node: int, folder: Path) -> Any:
+    ref = on(node, put_large)
+    assert len(on(1, read_all, ref)) == LARGE_WORDS
+    return ref
+
+
+def put_large() -> Any:
+    return clamor.put(np.arange(LARGE_WORDS), name="large")
+
+
 def read_by_nobody(lab: LocalCluster, node: int, folder: Path) -> Any:
     return on(node, put_content)
 
@@ -194,6 +206,7 @@ def shared(lab: LocalCluster, node: int, folder: Path) -> Any:
 PREPARED = {
     "read in part": read_in_part,
     "read at its beginning": read_at_its_beginning,
+    "large and named": large_and_named,
     "read by nobody": read_by_nobody,
     "with a source": with_a_source,
     "changed, with a source": changed_with_a_source,
@@ -210,11 +223,13 @@ class Fallen:
     Args:
         refs: of variables, by what had become of each before.
         folder: with a file "ran" once a source has run.
-        told_s: how long after its end who asked was told what is lost.
+        began_s: when it ended, since the epoch of Unix.
+        told_s: how long after that who asked was told what is lost.
     """
 
     refs: dict[str, Any]
     folder: Path
+    began_s: float
     told_s: float
 
 
@@ -224,11 +239,12 @@ def fallen(lab: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Falle
     folder = tmp_path_factory.mktemp("fallen")
     node = lab.add_node(num_cpus=1, object_store_memory=150 << 20)
     refs = {name: prepare(lab, node, folder) for name, prepare in PREPARED.items()}
+    began_s = time.time()
     lab.kill_node(node)
     begin = time.monotonic()
     with pytest.raises(errors.HomeLostError):
         clamor.prefetch(refs["read in part"])
-    return Fallen(refs, folder, time.monotonic() - begin)
+    return Fallen(refs, folder, began_s, time.monotonic() - begin)
 
 
 def test_blocks_on_no_node_are_named(fallen: Fallen) -> None:
@@ -240,6 +256,19 @@ def test_blocks_on_no_node_are_named(fallen: Fallen) -> None:
     assert "without a source" in caught.value.message
     assert fallen.told_s < LOST_S
     assert add_to(ref, 0, 1) == 1  # what others have is changed as ever
+    clamor.free(ref)
+
+
+def test_the_timeline_has_it(lab: LocalCluster, fallen: Fallen) -> None:
+    ref = fallen.refs["large and named"]
+    assert np.array_equal(read_all(ref), np.arange(LARGE_WORDS))
+    trace = trace_of(lab, clamor.init().scope)
+    (rebuild,) = named(trace, "rebuild large", f"clamor page server {lab.node_ids[1][:12]}")
+    assert rebuild["cat"] == "clamor"
+    assert rebuild["args"]["node_id"] == lab.node_ids[1]
+    assert rebuild["dur"] > 0
+    assert rebuild["ts"] >= fallen.began_s * 1e6
+    assert rebuild["ts"] + rebuild["dur"] <= time.time() * 1e6
     clamor.free(ref)
 
 

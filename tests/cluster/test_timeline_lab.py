@@ -21,14 +21,17 @@ import clamor_ray as clamor
 from clamor_ray._spans.record import LEAST_NS
 from clamor_ray.actors.page_server.node_spans import FAULT_WAIT, PROCESS_WAIT
 from tests.conftest import ClamorCluster, until
-from tests.library.test_spans import check_form, rows_of
+from tests.library.test_spans import check_form, rows_of, within
 from tests.support import driver_script
+from tests.support.lab import LocalCluster
+from tests.support.lab.troubles import registry_pid
 from tests.support.processes import stop
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
 N = 1 << 20
 RUN_S = 100.0
+BUILT_BYTES = 8 << 20
 WAIT_S = 20 * LEAST_NS / 1e9
 
 Events = list[dict[str, Any]]
@@ -40,11 +43,23 @@ def scan(array: Any) -> str:
     return ray.get_runtime_context().get_worker_id()
 
 
-def timeline(cluster: ClamorCluster, *arguments: str, status: int = 0) -> Any:
-    session = ("--session", cluster.attached.scope)
+def build_in_vain() -> None:
+    with clamor.build(1 << 20):
+        time.sleep(WAIT_S)
+        raise KeyError("of the block")
+
+
+def held_up(pid: int, seconds: float) -> None:
+    """A process does nothing for a while, from now on."""
+    stop(pid)
+    threading.Timer(seconds, os.kill, (pid, signal.SIGCONT)).start()
+
+
+def timeline(lab: LocalCluster, scope: str, *arguments: str, status: int = 0) -> Any:
+    session = ("--session", scope)
     done = subprocess.run(
         [sys.executable, "-m", "clamor_ray.cli.main", "timeline", *session, *arguments],
-        env={**os.environ, **cluster.lab.environment},
+        env={**os.environ, **lab.environment},
         capture_output=True,
         text=True,
         timeout=RUN_S,
@@ -54,8 +69,13 @@ def timeline(cluster: ClamorCluster, *arguments: str, status: int = 0) -> Any:
     return done
 
 
-def trace_of(cluster: ClamorCluster, *arguments: str) -> Events:
-    found: Events = json.loads(timeline(cluster, "--format", "json", *arguments).stdout)
+def asked(cluster: ClamorCluster) -> tuple[LocalCluster, str]:
+    return cluster.lab, cluster.attached.scope
+
+
+def trace_of(lab: LocalCluster, scope: str, *arguments: str) -> Events:
+    """What `clamor timeline` says of a session."""
+    found: Events = json.loads(timeline(lab, scope, "--format", "json", *arguments).stdout)
     check_form(found)
     return found
 
@@ -83,10 +103,20 @@ def job(clamor_cluster: ClamorCluster) -> Iterator[tuple[float, str]]:
     winner.join(RUN_S)
     with pytest.raises(clamor.CommitConflict):
         loser.commit()
+    with clamor.build(BUILT_BYTES) as region:
+        built = region.empty(BUILT_BYTES // 16, np.int64)
+        built[:] = 3
+        time.sleep(WAIT_S)
+        made = region.publish(built)
+        held_up(registry_pid(), 10 * WAIT_S)  # it is asked when the block ends
+    del built
+    with pytest.raises(KeyError):
+        build_in_vain()
     items = clamor.from_numpy(np.arange(40), partitions=2)
     assert items.map(lambda x: (time.sleep(0.002), x)[1]).sum() == 780
     yield began_s, reader
     clamor.free(ref)
+    clamor.free(made)
 
 
 def named(trace: Events, name: str, process: str) -> Events:
@@ -109,7 +139,7 @@ def test_each_span_is_where_it_was(
     seen: dict[str, Any] = {}
 
     def all_is_there() -> bool:  # what a process has done is sent within a second
-        trace = seen["trace"] = trace_of(clamor_cluster, "--with-ray")
+        trace = seen["trace"] = trace_of(*asked(clamor_cluster), "--with-ray")
         seen["stages"] = named(trace, "stage", driver)
         return bool(seen["stages"])
 
@@ -156,7 +186,7 @@ def test_each_span_is_where_it_was(
 
     merged, out = tmp_path / "ray.json", tmp_path / "both.json"
     merged.write_text(json.dumps(ray.timeline()))
-    said = timeline(clamor_cluster, "--merge", str(merged), "--out", str(out)).stdout
+    said = timeline(*asked(clamor_cluster), "--merge", str(merged), "--out", str(out)).stdout
     assert f"transaction {name}" in said
     assert here[:12] in said
     both = json.loads(out.read_text())
@@ -164,11 +194,45 @@ def test_each_span_is_where_it_was(
     assert {"task:execute", f"transaction {name}"} <= {event["name"] for event in both}
 
 
+def test_builds_and_stages(clamor_cluster: ClamorCluster, job: tuple[float, str]) -> None:
+    here = clamor_cluster.lab.node_ids[0]
+    driver = f"driver:{ray.get_runtime_context().get_worker_id()}"
+    run = "clamor_ray.collection.run.task.run_packed"
+    trace: Events = []
+
+    def all_is_there() -> bool:  # the stage is our last, and Ray's own come in their time
+        trace[:] = trace_of(*asked(clamor_cluster), "--with-ray")
+        return bool(named(trace, "stage", driver)) and len(named(trace, run, "worker:")) == 2
+
+    until(all_is_there, RUN_S)
+    (publish,) = (each for each in trace if each["name"].startswith("publish "))
+    region = publish["args"]["region"]
+    (build,) = named(trace, f"build (variable {region})", driver)
+    (failed,) = named(trace, f"build (variable {region + 1})", driver)
+    (stage,) = named(trace, "stage", driver)
+    rows = rows_of(trace)
+    for event in (build, publish, failed, stage):
+        assert event["cat"] == "clamor"
+        assert rows[event["pid"], event["tid"]][1] == driver
+        assert (event["args"]["node_id"], event["args"]["os_pid"]) == (here, os.getpid())
+    for event in (build, publish, failed):
+        assert event["dur"] >= WAIT_S * 1e6
+    assert build["ts"] + build["dur"] <= publish["ts"] + 0.5  # one after the other
+    assert "error" not in build["args"]
+    assert failed["args"]["error"] == "KeyError"
+    assert (stage["args"]["stage"], stage["args"]["tasks"]) == ("sum", 2)
+    executed = [event for event in trace if event.get("cat") == "task:execute"]
+    for task in named(trace, run, "worker:"):
+        row = (task["pid"], task["tid"])
+        (execute,) = (e for e in executed if (e["pid"], e["tid"]) == row and within(e, task))
+        assert within(execute, stage)
+
+
 def test_only_the_last_of_it(clamor_cluster: ClamorCluster, job: tuple[float, str]) -> None:
     began_s, _ = job
     time.sleep(1.1)
-    assert [e for e in trace_of(clamor_cluster, "--last", "0.001") if e["ph"] == "X"] == []
-    whole = trace_of(clamor_cluster, "--last", str(time.time() - began_s + 60))
+    assert [e for e in trace_of(*asked(clamor_cluster), "--last", "0.001") if e["ph"] == "X"] == []
+    whole = trace_of(*asked(clamor_cluster), "--last", str(time.time() - began_s + 60))
     assert any(event["name"].startswith("transaction") for event in whole)
 
 
@@ -178,7 +242,7 @@ def test_a_page_server_that_hangs_is_said(
     pid = clamor_cluster.lab.page_server_pid(1)
     stop(pid)
     try:
-        done = timeline(clamor_cluster, "--timeout", "5", "--format", "json", status=1)
+        done = timeline(*asked(clamor_cluster), "--timeout", "5", "--format", "json", status=1)
     finally:
         os.kill(pid, signal.SIGCONT)
     node_id = clamor_cluster.lab.node_ids[1]
@@ -189,9 +253,9 @@ def test_a_page_server_that_hangs_is_said(
 def test_what_is_asked_for_is_checked(clamor_cluster: ClamorCluster, tmp_path: Path) -> None:
     path = tmp_path / "no.json"
     path.write_text("nothing")
-    said = timeline(clamor_cluster, "--merge", str(path), status=2).stderr
+    said = timeline(*asked(clamor_cluster), "--merge", str(path), status=2).stderr
     assert "no.json is no Chrome trace" in said
-    assert "Invalid value" in timeline(clamor_cluster, "--last", "0", status=2).stderr
+    assert "Invalid value" in timeline(*asked(clamor_cluster), "--last", "0", status=2).stderr
 
 
 OFF = """
