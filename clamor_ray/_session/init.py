@@ -16,7 +16,7 @@ from clamor_ray._errors.base import level_of_caller
 from clamor_ray._objects import memory
 from clamor_ray._protocol.config import Config
 from clamor_ray._session import end_hooks, named_sessions, process_sessions, shutdown
-from clamor_ray._session.begin import starting, stores
+from clamor_ray._session.begin import starting, stores, tokens
 from clamor_ray._session.begin.starting import InitResult
 from clamor_ray._session.session import Session
 from clamor_ray._session.spawned import SpawnedSession
@@ -78,6 +78,7 @@ def init(
     Raises:
         UnsupportedPlatformError: Not 64-bit Linux.
         RayClientError: Connected through `ray://`; use `ray job submit`.
+        DeniedError: The cluster refuses this process's token, or this user.
         ServerUnavailableError, VersionMismatchError: This node's page server does not start.
         TrapUnavailableError: The kernel refuses the trap that CLAMOR_TRAP asks for.
         NoSuchSessionError: No session has that name, and `lifetime` does not ask for one.
@@ -117,6 +118,7 @@ def init(
     if not ray.is_initialized():
         if os.environ.get("RAY_ADDRESS", "").startswith("ray://") and address is None:
             raise errors.RayClientError("RAY_ADDRESS is a Ray Client address.")
+        tokens.check_token_before(address)
         ray.init(address=address, namespace=namespace)
     with process_sessions._lock:
         for part in process_sessions.sessions():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import sys
 import threading
 import time
@@ -20,10 +19,10 @@ from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import await_rpc
+from clamor_ray._session.begin.tokens import AUTO, check_token, knock
 from clamor_ray._session.named_sessions import SessionInfo, sessions
 from clamor_ray.cli.output import ID_DIGITS, NOT_CHECKED, NotAskedError
 
-AUTO: Final = "auto"
 STARTS_S: Final = 10.0  # that `ray.init` may take beyond the wait for an answer
 # A host that is there accepts a connection at once. One that is gone may say nothing, and a drain
 # before a container's end would wait for it as long as a drain may take.
@@ -44,13 +43,6 @@ class OpenSession:
     rpc: RegistryClient
 
 
-def _knock(address: str, timeout_s: float) -> None:
-    """An OSError where nobody listens at the address. One in another form is Ray's to read."""
-    host, _, port = address.rpartition(":")
-    if host and "/" not in host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
-
-
 @contextlib.contextmanager
 def watched(timeout_s: float) -> Iterator[None]:
     """Ends the process where the block takes longer: `ray.init` has no time-out.
@@ -59,9 +51,10 @@ def watched(timeout_s: float) -> Iterator[None]:
         timeout_s: of the whole block.
     """
 
+    said = os.dup(2)  # also where `_without_warnings` is
+
     def end() -> None:
-        sys.stderr.write(f"clamor: Ray did not answer within {timeout_s:g} s.\n")
-        sys.stderr.flush()
+        os.write(said, f"clamor: Ray did not answer within {timeout_s:g} s.\n".encode())
         os._exit(NOT_CHECKED)
 
     timer = threading.Timer(timeout_s, end)
@@ -71,6 +64,21 @@ def watched(timeout_s: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        os.close(said)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """For what Ray's C++ says on standard error, before it raises the same."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 @contextlib.contextmanager
@@ -83,14 +91,18 @@ def connected(address: str | None, timeout_s: float) -> Iterator[None]:
 
     Raises:
         NotAskedError: None is there.
+        DeniedError: It refuses this process's token.
     """
     logging.getLogger("ray").setLevel(logging.ERROR)
     asked = address or os.environ.get("RAY_ADDRESS", "")
     if asked == "local" or "://" in asked:
         raise NotAskedError(f"The address is HOST:PORT of a cluster that runs, not {asked!r}.")
+    meant = ray_state.noted_address() if asked in ("", AUTO) else asked
     try:
-        _knock(asked or ray_state.noted_address(), min(timeout_s, ACCEPTS_S))
+        listens = knock(meant, min(timeout_s, ACCEPTS_S))
         with watched(timeout_s + STARTS_S):
+            with _without_warnings():
+                check_token(meant if listens else "")
             ray.init(address=asked or AUTO, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
         where = asked or "RAY_ADDRESS, or on this machine"

@@ -77,11 +77,13 @@ def there(lab: LocalCluster, function: Any) -> Any:
     return clamor.remote(function).options(num_cpus=0, resources={node_resource(1): 0.001})
 
 
-def run(lab: LocalCluster, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+def run(
+    lab: LocalCluster, *arguments: str, status: int = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """`clamor` with these arguments, which ends with that status."""
     done = subprocess.run(
         [sys.executable, "-m", "clamor_ray.cli.main", *arguments],
-        env={**os.environ, **lab.environment},
+        env={**os.environ, **lab.environment, **environment},
         capture_output=True,
         text=True,
         timeout=RUN_S,
@@ -314,6 +316,54 @@ def test_what_is_not_there_is_said(lab: LocalCluster, session: clamor.GlobalRef[
     said = run(lab, "status", "--address", "127.0.0.1:1", status=2).stderr
     assert "No Ray cluster answers at 127.0.0.1:1" in said
     assert time.monotonic() - began < 30.0
+
+
+# As a process has that was given none, an old one, or one of another cluster.
+NO_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ""}
+OLD_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+NO_MODE = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": ""}
+NO_FILE = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "", "RAY_AUTH_TOKEN_PATH": "/nowhere"}
+GIVE = "Set RAY_AUTH_MODE=token, and give the cluster's token: RAY_AUTH_TOKEN, or a file that"
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        (NO_TOKEN, "This process has no token for Ray: "),
+        (OLD_TOKEN, "The Ray cluster at {} refuses the token of this process: "),
+        (NO_MODE, "The Ray cluster at {} asks for a token, and this process sends none ("),
+        (NO_FILE, "This process has no token for Ray: RAY_AUTH_TOKEN_PATH is set but"),
+    ],
+    ids=["none", "old", "mode", "file"],
+)
+def test_a_token_that_is_refused_is_one_line(
+    lab: LocalCluster, tmp_path: Path, environment: dict[str, str], says: str
+) -> None:
+    said = run(lab, "status", status=2, HOME=str(tmp_path), **environment)
+    (line,) = said.stderr.splitlines()  # `ray.init` tries for 20 s, and writes a line each second
+    assert line.startswith("clamor: " + says.format(lab.address))
+    assert GIVE in line
+    assert said.stdout == ""
+
+
+def test_a_token_that_is_refused_is_an_error_of_init(lab: LocalCluster, tmp_path: Path) -> None:
+    script = """
+import clamor_ray as clamor
+try:
+    clamor.init()
+except clamor.errors.DeniedError as error:
+    print(error)
+"""
+    environment = {**os.environ, **lab.environment, "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**environment, **OLD_TOKEN},
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+    )
+    assert done.stdout.startswith(f"The Ray cluster at {lab.address} refuses"), done.stderr
+    assert GIVE in done.stdout
 
 
 def test_a_registry_that_hangs_is_said_and_ends_the_wait(

@@ -13,12 +13,14 @@ from click.testing import CliRunner
 
 from clamor_ray._observe.stats import EngineStats, NodeStats, Stats
 from clamor_ray._protocol.messages import ServerInfo
+from clamor_ray._session.begin import tokens
 from clamor_ray._session.variables import VariableInfo
 from clamor_ray.cli import clusters, fsck
 from clamor_ray.cli.inspect import shade, variable_of
 from clamor_ray.cli.main import COMMANDS, main
 from clamor_ray.cli.output import NotAskedError
 from clamor_ray.cli.status import troubles
+from tests.support.lab.auth import authenticated
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,6 +84,9 @@ def test_each_command_has_help_and_a_wrong_one_is_named() -> None:
         said = run(main, ["status", "--address", address])
         assert said.exit_code == 2
         assert "HOST:PORT of a cluster that runs" in said.output
+    said = run(main, ["status", "--address", "127.0.0.1:99999"])
+    assert said.exit_code == 2
+    assert "there is no port 99999" in said.output
 
 
 @pytest.mark.timeout(60)
@@ -98,6 +103,23 @@ def test_a_host_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPa
             clusters.connected(f"{host}:{port}", 600.0),
         ):
             pass
+
+
+@pytest.mark.timeout(25)
+def test_a_host_that_accepts_and_says_nothing_is_soon_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray's client waits for it for 40 s, in which no thread could end the process."""
+    from ray._raylet import Config
+
+    monkeypatch.setattr(tokens, "ANSWER_S", 1)
+    before = Config.py_gcs_connect_timeout_s()
+    with authenticated(), socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        host, port = silent.getsockname()
+        tokens.check_token(f"{host}:{port}")
+    assert Config.py_gcs_connect_timeout_s() == before > 1
 
 
 def test_fsck_says_json(tmp_path: Path) -> None:
