@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from clamor_ray._protocol.config import Config
+from clamor_ray.cli import ports
 from clamor_ray.cli.machine import Finding, findings, look
 from clamor_ray.cli.output import FORMATS, NOT_CHECKED, WELL, WRONG, console, exits, say_json
 
@@ -25,8 +26,15 @@ def _say(found: list[Finding]) -> None:
 
 @click.command("doctor")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
+@click.option(
+    ports.OPTION,
+    "metrics_port",
+    type=click.IntRange(1, 65_535),
+    metavar="PORT",
+    help="The one that ray start gets: whether a node can have it, and who has it.",
+)
 @exits
-def command(form: str) -> int:
+def command(form: str, metrics_port: int | None) -> int:
     """What this machine, or this container, gives a session: run it where page servers run.
 
     It tries the traps, and looks at seccomp, capabilities, the device, huge pages, the kernel,
@@ -41,7 +49,9 @@ def command(form: str) -> int:
         click.echo(f"clamor: {wrong}", err=True)
         return NOT_CHECKED
     machine = look(config)
-    found = findings(machine, config)
+    found = [*findings(machine, config), *ports.of_last_start()]
+    if metrics_port is not None:
+        found.append(ports.of_port(metrics_port))
     if form == "json":
         say_json({"trap": machine.trap, "findings": [asdict(each) for each in found]})
     else:

@@ -24,6 +24,7 @@ _RULE: Final = re.compile(r"\|[\s|:-]+\|")
 # What a row for users says, if it names no error -> the page for that: the first that fits.
 SIGNS: Final = (
     (r"exit code 70|ends the (?:process|child)", "ended-processes.md"),
+    (r"metrics-export-port", "installation.md"),
     (r"\bdisk\b", "full.md"),
     (r"\(store\.md\)", "stores-and-backups.md"),
     (r"[Nn]othing|\bwait|\bretr|Ray restarts|again|drops", "waits.md"),

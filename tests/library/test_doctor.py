@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from clamor_ray._protocol.config import Config
+from clamor_ray.cli import ports
 from clamor_ray.cli.machine import Directory, Finding, Machine, findings, look
 from clamor_ray.cli.main import main
 
@@ -193,3 +194,61 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = CliRunner().invoke(main, ["doctor"])
     assert refused.exit_code == 2
     assert "CLAMOR_CACHE_BYTES is a number of bytes" in refused.stderr
+
+
+AGENT_ENDS = """\
+2026-11-28 18:14:52,350 ERROR agent.py:545 -- Agent is working abnormally.
+Traceback (most recent call last):
+  File "ray/_private/{}.py", line 329, in serve_http
+    self.socket.bind(self.server_address)
+OSError: [Errno 98] {}
+"""
+TAKEN = AGENT_ENDS.format("prometheus_exporter", "Address already in use")
+
+
+@pytest.mark.parametrize(
+    ("logs", "is_said"),
+    [
+        ({}, False),
+        ({"dashboard_agent.log": "It serves.\n"}, False),
+        ({"dashboard_agent.log": TAKEN}, True),
+        ({"dashboard_agent.log": f"{TAKEN}It serves.\n"}, False),
+        ({"dashboard_agent.log": "It serves.\n", "dashboard_agent.1.log": TAKEN}, True),
+        ({f"dashboard_agent.{n}.log": TAKEN if n < 10 else "It serves." for n in (9, 10)}, False),
+        ({"dashboard_agent.log": AGENT_ENDS.format("http", "Address already in use")}, False),
+        ({"dashboard_agent.log": TAKEN.replace("98", "13")}, False),
+    ],
+)
+def test_the_last_start_of_ray(logs: dict[str, str], is_said: bool, tmp_path: Path) -> None:
+    for name, text in logs.items():
+        (tmp_path / name).write_text(text)
+    found = list(ports.of_last_start(tmp_path))
+    assert bool(found) is is_said
+    assert {each.level for each in found} <= {"note"}
+
+
+def test_a_port_that_somebody_has_whom_nobody_may_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process of another user, or of another container."""
+    monkeypatch.setattr(ports, "refusal", lambda port: errno.EADDRINUSE)
+    (tmp_path / "proc/net").mkdir(parents=True)
+    listens = "0: 00000000:1F90 00000000:0000 0A 00000000:00000000 00:00000000 0 0 0 77 1"
+    (tmp_path / "proc/net/tcp").write_text(f"the heads\n   {listens}\n")
+    (tmp_path / "proc/7/fd").mkdir(parents=True)
+    (tmp_path / "proc/7/cmdline").write_text("python\0-c\0\nserve()\0")
+    assert ports.holder(8080, tmp_path) is None
+    monkeypatch.setattr(ports, "holder", lambda port: None)
+    found = ports.of_port(8080)
+    assert (found.level, "another user or container" in found.says) == ("wrong", True)
+    (tmp_path / "proc/7/fd/3").symlink_to("socket:[77]")
+    monkeypatch.undo()
+    assert ports.holder(8080, tmp_path) == ports.Holder(7, "python -c serve()")
+    assert ports.holder(8081, tmp_path) is None
+
+
+def test_a_port_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "refusal", lambda port: errno.EACCES)
+    found = ports.of_port(80)
+    assert found.level == "wrong"
+    assert "80 is refused: Permission denied" in found.says
