@@ -318,6 +318,29 @@ def test_what_is_not_there_is_said(lab: LocalCluster, session: clamor.GlobalRef[
     assert time.monotonic() - began < 30.0
 
 
+def test_one_of_three_sessions_has_to_be_named(
+    lab: LocalCluster, session: clamor.GlobalRef[Any]
+) -> None:
+    clamor.shutdown()  # this driver leaves it
+    clamor.init(session="other", lifetime="detached")
+    clamor.put(np.arange(10), name="index")
+    clamor.shutdown()
+    scope = clamor.init().scope
+    try:
+        for command in (("inspect", "index"), ("top", "--count", "1")):
+            said = run(lab, *command, status=2)
+            assert said.stdout == ""
+            assert said.stderr == (
+                f"clamor: 3 sessions could be meant: other, {SESSION}, {scope}. Name one: "
+                "--session NAME, or the beginning of its scope.\n"
+            )
+        said = run(lab, "inspect", "index", "--session", "other").stdout
+        assert said.startswith("index: ndarray int64 (10,)")
+    finally:
+        clamor.shutdown()
+        clamor.shutdown(session="other")
+
+
 # As a process has that was given none, an old one, or one of another cluster.
 NO_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ""}
 OLD_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
