@@ -88,6 +88,7 @@ __all__ = [
     "NoSpaceError",
     "DrainCancelledError",
     "NoOtherNodeError",
+    "NodeLostError",
     "NoSuchFileError",
     "NoSuchNameError",
     "NoSuchNodeError",
@@ -427,6 +428,15 @@ class DrainCancelledError(ClamorError):
     default_hint = (
         "What was moved stays where it is now, and the rest stays on the node, which takes "
         "variables again. Call clamor.drain again if the node is to go."
+    )
+
+
+class NodeLostError(ClamorError):
+    """The node that `clamor.drain` moves everything off was lost meanwhile."""
+
+    default_hint = (
+        "Variables with redundancy stay whole. Of the others comes back what other nodes have read "
+        "and what a source makes; HomeLostError names the rest: put that again."
     )
 
 

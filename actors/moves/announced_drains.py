@@ -157,6 +157,8 @@ class AnnouncedDrains:
                     "then it is tried again.",
                     *(node_id, failure.message),
                 )
+        except errors.NodeLostError as failure:  # at Ray's deadline, or before
+            logger.error("Ray takes node %s away, and it was not empty. %s", node_id, failure)
         except errors.ClamorError as failure:
             stays = self._core.homed_at(server_id)
             some = ", ".join(map(self._label, stays[:REGIONS_SAID]))

@@ -29,7 +29,7 @@ from typing import NoReturn, Protocol
 from clamor_ray import errors
 from clamor_ray._labels import label
 from clamor_ray._objects.layout import format_bytes
-from clamor_ray._protocol.messages import DrainResult, NodeRoom
+from clamor_ray._protocol.messages import DrainResult, NodeRoom, ServerLost
 from clamor_ray._spans.record import span
 from clamor_ray.actors.commits.journal import Journal
 from clamor_ray.actors.moves.choices import by_use, least_loaded
@@ -47,6 +47,10 @@ FREED_HINT = (
     "arrays, or end. If the node goes before that, they end when they read what they have not read "
     "yet. So call clamor.drain again, or undo it by clamor.cancel_drain."
 )
+
+
+class _Lost(Exception):
+    """The server was lost before everything was moved off it."""
 
 
 class MovesOne(Protocol):
@@ -69,6 +73,8 @@ class _Drain:
         again_s: When that is.
         refused: Who had no room for a region, since all have last been asked.
         why: What has failed last.
+        there: What was on the server when the drain began, and when it was last seen alive.
+        moved: What of that was moved.
         n_moved: How many were moved.
         n_bytes: What that carried.
     """
@@ -81,6 +87,8 @@ class _Drain:
     again_s: dict[int, float] = field(default_factory=dict)
     refused: dict[int, set[int]] = field(default_factory=dict)
     why: str = ""
+    there: set[int] = field(default_factory=set)
+    moved: set[int] = field(default_factory=set)
     n_moved: int = 0
     n_bytes: int = 0
 
@@ -162,6 +170,7 @@ class Drains:
                 changed.
             DrainTimeoutError: Something is there still.
             DrainCancelledError: See ``cancel``.
+            NodeLostError: The server was lost meanwhile, with something on it.
             JournalFullError: Nothing has changed.
         """
         began_s = time.monotonic()
@@ -173,6 +182,7 @@ class Drains:
         self._journal.leave(server_id, is_idle)
         self._leaving.add(server_id)
         drain = _Drain(server_id, self.load_bytes())
+        drain.there.update(self._core.homed_at(server_id))
         turn = self._turns.setdefault(server_id, asyncio.Lock())
         work = asyncio.ensure_future(self._in_turn(turn, drain))
         self._running.setdefault(server_id, set()).add(work)
@@ -182,6 +192,8 @@ class Drains:
         except asyncio.TimeoutError:
             if self._has_any(server_id):
                 self._raise_late(drain, node_id, timeout_s)
+        except _Lost:
+            self._raise_lost(drain, node_id)
         except asyncio.CancelledError:
             if server_id in self._leaving:
                 raise  # it is who asked that goes
@@ -240,12 +252,19 @@ class Drains:
         while True:
             under_way = {region for region, _ in drain.running.values()}
             there = [each for each in self._core.homed_at(drain.server_id) if each not in under_way]
+            is_lost = isinstance(self._core.locate(drain.server_id), ServerLost)
+            if is_lost and not drain.running:
+                if self._left(drain):
+                    raise _Lost
+                return
+            if not is_lost:
+                drain.there.update(there)
             if not (there or drain.running or self._read_elsewhere(drain.server_id)):
                 return
             now_s = time.monotonic()
             there.sort(key=lambda region: drain.turns.get(region, len(drain.turns)))
             for region in there:
-                if len(drain.running) >= BEGUN_AT_ONCE:
+                if is_lost or len(drain.running) >= BEGUN_AT_ONCE:
                     break
                 if drain.again_s.get(region, 0.0) <= now_s:
                     self._begin(drain, region)
@@ -279,6 +298,7 @@ class Drains:
         try:
             drain.n_bytes += task.result()
             drain.n_moved += 1
+            drain.moved.add(region)
             return
         except NoRoom as failure:
             drain.refused[region].add(taker)
@@ -302,6 +322,11 @@ class Drains:
         """Regions that were freed, whose home there processes of other nodes may still read."""
         freed = self._core.homed_at(server_id, RegionState.FREED)
         return [region for region in freed if self._core.waits_for(region) - {server_id}]
+
+    def _left(self, drain: _Drain) -> list[int]:
+        """What was not moved off a server that is lost, and is not freed."""
+        left = sorted(drain.there - drain.moved)
+        return [region for region in left if self._core.record_of(region) is not None]
 
     def _length_bytes(self, region: int) -> int:
         record = self._core.record_of(region)
@@ -328,6 +353,16 @@ class Drains:
             f"Node {node_id} has not been drained within {timeout_s:g} s: {'; '.join(what)}"
             f"{drain.why and f'; the last failure: {drain.why}'}.",
             hint=FREED_HINT if freed else None,
+        )
+
+    def _raise_lost(self, drain: _Drain, node_id: str) -> NoReturn:
+        self.forget(drain.server_id)
+        left = self._left(drain)
+        found = self._core.locate(drain.server_id)
+        why = found.reason if isinstance(found, ServerLost) else ""
+        raise errors.NodeLostError(
+            f"Node {node_id} was lost while it was drained ({why}): {self._list(left)} "
+            f"{'were' if len(left) > 1 else 'was'} still there. Moved before: {drain.n_moved}."
         )
 
     def _list(self, regions: Sequence[int]) -> str:

@@ -41,6 +41,7 @@ def drain(node_id: str, timeout: float = 60.0) -> DrainResult:
             no variables of others still. A variable that was freed cannot move: it is there until
             the processes of other nodes that have arrays of it let go of them.
         DrainCancelledError: `clamor.cancel_drain` was called meanwhile.
+        NodeLostError: The node was lost meanwhile, and something was still there, which it names.
         NoOtherNodeError: Variables are on the node, and the cluster has no other one that could
             take them.
         NoSuchNodeError: No living node has this id.

@@ -254,6 +254,39 @@ def test_servers_that_are_lost_take_nothing(world: World) -> None:
     of(world, work)
 
 
+def test_a_server_that_is_lost_ends_its_drain(world: World) -> None:
+    """At once, whatever time is left: what was on it will not move any more."""
+
+    async def work() -> None:
+        others = [world.add_region() for _ in range(6)]
+        world.servers.before["take"] = [lambda: None, lambda: world.lose(GIVER)]
+        with pytest.raises(errors.NodeLostError) as failure:
+            await drain(world, timeout_s=100 * WAIT_S)
+        said = str(failure.value)
+        assert "node 1 was lost while it was drained (its node is dead)" in said
+        stays = [each for each in (world.region, *others) if world.home(each) == GIVER]
+        assert stays
+        assert all(f"variable {region}" in said for region in stays[:2])
+        assert "Nothing is lost" not in said
+        assert not world.drains.is_running(GIVER)
+        assert world.drains.leaving == ()
+        with pytest.raises(errors.NodeLostError):  # Ray may not know yet
+            await drain(world, timeout_s=100 * WAIT_S)
+
+    of(world, work)
+
+
+def test_a_server_that_is_lost_when_all_is_moved_was_drained(world: World) -> None:
+    async def work() -> None:
+        moved = []
+        for _ in range(2):
+            moved.append((await drain(world)).moved)
+            world.lose(GIVER)
+        assert moved == [1, 0]
+
+    of(world, work)
+
+
 def uses(*reads: tuple[int, int]) -> NodeRoom:
     return NodeRoom(None, None, tuple(HomeUse(each, 9, n, 1.0, False) for each, n in reads))
 

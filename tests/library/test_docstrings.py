@@ -60,6 +60,7 @@ NOT_ON_ONE_SESSION = {
     "MemberLostError",
     "DrainCancelledError",
     "NoOtherNodeError",
+    "NodeLostError",
     "NondeterministicError",
     "ObjectsInUseError",
     "PrefetchTimeoutError",
