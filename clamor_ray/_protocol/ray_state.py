@@ -9,8 +9,10 @@ import time
 from typing import Any, Final
 
 import ray
+from ray._private import worker as ray_worker
 from ray.experimental import internal_kv
 
+from clamor_ray import errors
 from clamor_ray._protocol import names
 
 PING_S = 2.0
@@ -94,6 +96,35 @@ def raylet_is_gone(node_id: str) -> bool:
             except OSError:  # no answer is no news
                 return False
     return False
+
+
+def check_raylet() -> None:
+    """To be called where no answer comes. A raylet ends where its cluster has: a head that is
+    started again without its state knows nothing of it. Its workers end with it, and a driver does
+    not.
+
+    Raises:
+        SessionEndedError: The raylet of this process has ended.
+    """
+    node = ray_worker.global_worker.node
+    if node is None or not node.raylet_socket_name:
+        return
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PING_S)
+        try:
+            sock.connect(node.raylet_socket_name)
+        except (ConnectionRefusedError, FileNotFoundError):
+            pass
+        except OSError:  # no answer is no news
+            return
+        else:
+            return
+    raise errors.SessionEndedError(
+        "The session has ended: the raylet of this process has, as where the head of the cluster "
+        "is started again without its state.",
+        hint="Call clamor.shutdown(force=True), ray.shutdown() and ray.init(), then clamor.init(): "
+        "what a store has can be opened there. Or start the program again.",
+    )
 
 
 def raylet_addresses(node_id: str) -> list[tuple[str, int]] | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import secrets
-from typing import Any
+import time
+from typing import Any, Final
 
 import ray
 
@@ -12,6 +13,7 @@ from clamor_ray import errors
 from clamor_ray._protocol import ray_state, refusals
 from clamor_ray._protocol.cause import cause_of
 
+LOOK_S: Final = 2.0  # so often a process that waits for an answer looks for its raylet
 _LOST = "The session is lost with it: call clamor.shutdown(), then clamor.init()."
 
 
@@ -52,7 +54,7 @@ def await_rpc(reference: Any, timeout_s: float, *, owner: bool = True) -> Any:
         ClamorError: What the actor raised, or, where it is another exception, what it means here.
     """
     try:
-        return ray.get(reference, timeout=timeout_s)
+        return _get(reference, timeout_s)
     except errors.ClamorError as error:
         got: BaseException = error
         own = _own(error)
@@ -90,6 +92,23 @@ def await_rpc(reference: Any, timeout_s: float, *, owner: bool = True) -> Any:
         raise own from got
     finally:
         del own, got
+
+
+def _get(reference: Any, timeout_s: float) -> Any:
+    """As `ray.get`. A driver outlives its raylet, and waits in vain then.
+
+    Raises:
+        SessionEndedError: The raylet has ended.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            return ray.get(reference, timeout=max(0.0, min(left_s, LOOK_S)))
+        except ray.exceptions.GetTimeoutError:
+            ray_state.check_raylet()
+            if left_s <= LOOK_S:
+                raise
 
 
 def _without_frames(error: BaseException | None) -> None:

@@ -167,6 +167,7 @@ class Session:
         what is called next waits for it."""
         if os.getpid() != self._pid or client.has_ended:
             return
+        ray_state.check_raylet()
         # Whoever calls gets the error of its own call, which waits as it does for a restart.
         with contextlib.suppress(errors.ClamorError):
             self.rpc.ensure_server(self.node_id, timeout_s=self.config.connect_timeout_s)
@@ -309,11 +310,15 @@ class Session:
 
     @contextlib.contextmanager
     def explaining(self, region: int) -> Iterator[None]:
-        """Where blocks are lost, the registry knows which, and why."""
+        """Where blocks are lost, the registry knows which, and why. Where nobody answers, the
+        cluster may have ended."""
         try:
             yield
         except errors.HomeLostError as error:
             self.explain(error, region)
+        except (errors.ServerUnavailableError, errors.WaitTimeoutError):
+            ray_state.check_raylet()
+            raise
 
     def explain(self, error: errors.HomeLostError, region: int) -> NoReturn:
         """Raises what the registry says of it, or else the error as it is."""
@@ -523,6 +528,8 @@ class Session:
             if not absent or (absent == n_blocks and mapping.length_bytes > MOST_LOOKED_AT_BYTES):
                 return False  # of so much nobody says what is here
             return self.rpc.why_lost(ref._region) is None
+        except errors.SessionEndedError:
+            return False
         except errors.ServerUnavailableError as error:
             return not isinstance(error.__cause__, ray_state.GONE)  # without a registry nothing is
         except errors.ClamorError:

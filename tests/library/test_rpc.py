@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import socket
 import time
+import types
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 
 import clamor_ray as clamor
 from clamor_ray import errors
-from clamor_ray._protocol import rpc
+from clamor_ray._protocol import ray_state, rpc
 from tests.conftest import ClamorCluster
 
 
@@ -78,6 +81,33 @@ def test_the_cause_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.WaitTimeoutError) as caught:
         rpc.await_rpc(None, 1.0)
     assert isinstance(caught.value.__cause__, GetTimeoutError)
+
+
+def test_a_driver_whose_raylet_has_ended_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its socket may be there still, where nobody listens, or not."""
+    asked: list[float] = []
+
+    def get(reference: Any, timeout: float) -> Any:
+        asked.append(timeout)
+        raise GetTimeoutError("late")
+
+    path = tmp_path / "raylet"
+    monkeypatch.setattr(ray, "get", get)
+    node = types.SimpleNamespace(raylet_socket_name=str(path))
+    monkeypatch.setattr(ray_state.ray_worker.global_worker, "node", node)
+    with socket.socket(socket.AF_UNIX) as raylet:
+        for what in ("not there", "nobody listens"):
+            with pytest.raises(errors.SessionEndedError, match="the raylet of this process has"):
+                rpc.await_rpc(None, 1000.0)
+            assert asked == [rpc.LOOK_S], what
+            asked.clear()
+            if not path.exists():
+                raylet.bind(str(path))
+        raylet.listen()
+        with pytest.raises(errors.WaitTimeoutError):
+            rpc.await_rpc(None, 0.5)
 
 
 def a_task_of_the_users() -> None: ...
