@@ -36,6 +36,7 @@ BEGIN = f"""
 import os, sys, time
 import numpy as np, ray
 import clamor_ray as clamor
+from clamor_ray.actors.process.journals import journal_directory
 from tests.support.lab.cluster import node_resource
 
 def make():
@@ -51,7 +52,7 @@ def driver():
     theirs = ray.get(ray.remote(num_cpus=0, resources={{node_resource(2): 0.01}})(make).remote())
     held = theirs[0].get()
     held.sum()
-    print(scope, flush=True)
+    print(scope, journal_directory(scope), flush=True)
     sys.stdin.readline()
     return mine, theirs, held
 mine, theirs, held = driver()
@@ -86,8 +87,8 @@ clamor.shutdown()
 """
 
 
-def started(lab: HeadLab, script: str) -> tuple[subprocess.Popen[str], str]:
-    """A driver on another node than the head, which waits, and its session's scope."""
+def started(lab: HeadLab, script: str) -> tuple[subprocess.Popen[str], str, Path]:
+    """A driver on another node than the head, which waits; its session's scope, and journal."""
     driver = subprocess.Popen(
         [sys.executable, "-c", BEGIN + script],
         cwd=ROOT,
@@ -99,10 +100,9 @@ def started(lab: HeadLab, script: str) -> tuple[subprocess.Popen[str], str]:
     assert driver.stdout is not None
     late = threading.Timer(ANSWER_S, driver.kill)
     late.start()
-    scope = driver.stdout.readline().strip()
+    scope, journal = driver.stdout.readline().split()
     late.cancel()
-    assert scope
-    return driver, scope
+    return driver, scope, Path(journal)
 
 
 def go_on(driver: subprocess.Popen[str]) -> None:
@@ -133,10 +133,11 @@ def test_a_session_ends_with_its_cluster(comes_back: bool, monkeypatch: pytest.M
     for name, value in SOON.items():
         monkeypatch.setenv(name, value)
     with restarted_head(3, redis=False) as lab:
-        driver, scope = started(lab, GOES_ON + ENDED)
+        driver, scope, journal = started(lab, GOES_ON + ENDED)
         assert driver.stdout is not None
         try:
             assert of_scope(scope)
+            assert journal.is_dir()
             lab.kill_head()
             go_on(driver)
             assert driver.stdout.readline() == "went on\n"
@@ -147,7 +148,7 @@ def test_a_session_ends_with_its_cluster(comes_back: bool, monkeypatch: pytest.M
             if comes_back:
                 lab.start_head()
             until(lambda: raylets_have_ended(lab), ANSWER_S)
-            until(lambda: not of_scope(scope), ANSWER_S)
+            until(lambda: not (of_scope(scope) or journal.exists()), ANSWER_S)
             if not comes_back:  # Ray ends the driver
                 assert driver.wait(ANSWER_S) != 0
                 return
