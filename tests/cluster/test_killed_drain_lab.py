@@ -14,6 +14,7 @@ import pytest
 import clamor_ray as clamor
 from clamor_ray import errors
 from clamor_ray._protocol.messages import DrainResult
+from clamor_ray._protocol.ray_state import alive_nodes
 from tests.cluster.test_ray_nodes import drain_node
 from tests.conftest import ANSWER_S, until
 from tests.support.lab import LocalCluster, local_cluster, require_lab, worker_logs
@@ -117,6 +118,7 @@ def a_round(lab: LocalCluster, rng: random.Random, by_ray: bool) -> str:
         if found[0][i]:
             clamor.add_at(ref, [0], 1)
             assert int(ref.refresh().get()[0]) == i + 1
+    until(lambda: node_id not in alive_nodes(), SOON_S)  # the registry may know it before Ray does
     with pytest.raises(errors.NoSuchNodeError):
         clamor.drain(node_id)
     said = f"round: {n_moves} moves, {sum(safe)} safe, {sum(found[0])} whole of {N}"
