@@ -34,6 +34,7 @@ from clamor_ray._errors.files import (
     NoSuchFileError,
 )
 from clamor_ray._errors.names import NameTakenError, NoSuchNameError
+from clamor_ray._errors.programs import ProgramError, ProgramLostError, StageFailedError
 from clamor_ray._errors.stores import (
     StoreAccessError,
     StoreDamagedError,
@@ -102,6 +103,8 @@ __all__ = [
     "ObjectsInUseError",
     "OutOfMemoryError",
     "PrefetchTimeoutError",
+    "ProgramError",
+    "ProgramLostError",
     "ProtocolError",
     "RangeError",
     "RayClientError",
@@ -112,6 +115,7 @@ __all__ = [
     "SessionMismatchError",
     "SnapshotExpired",
     "SourceError",
+    "StageFailedError",
     "StorageError",
     "StoreAccessError",
     "StoreDamagedError",

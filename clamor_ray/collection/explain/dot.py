@@ -8,12 +8,11 @@ partition by partition is a line; what goes from all to all is a double one.
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 from typing import Final
 
+from clamor_ray._observe.graphviz import write_graph
 from clamor_ray.collection.explain.shown_stage import ShownStage, check, count
 
 KEPT: Final = "#4c9a6a"
@@ -26,7 +25,6 @@ FAINT: Final = "#8a97a3"
 
 BAR_POINTS: Final = 160
 MOST_CELLS: Final = 40
-DEADLINE_S: Final = 120.0
 
 
 def draw(stages: Sequence[ShownStage], path: str | os.PathLike[str], title: str = "") -> None:
@@ -43,35 +41,8 @@ def draw(stages: Sequence[ShownStage], path: str | os.PathLike[str], title: str 
         OSError: The file cannot be written.
     """
     check(stages)
-    path = Path(path)
-    ending = path.suffix[1:].lower()
-    if not ending:
-        raise ValueError(
-            f"{str(path)!r} does not say its format: end it with .dot, .png, .svg or .pdf."
-        )
-    text = dot_of(stages, title)
-    if ending in ("dot", "gv"):
-        path.write_text(text, encoding="utf-8")
-        return
-    try:
-        drawn = subprocess.run(
-            ["dot", f"-T{ending}"], input=text.encode(), capture_output=True, timeout=DEADLINE_S
-        )
-    except FileNotFoundError as failure:
-        raise FileNotFoundError(
-            f"lineage(picture={str(path)!r}) is drawn by Graphviz, and there is no `dot` on PATH. "
-            "Install it (apt install graphviz, brew install graphviz), or give a name that ends "
-            "with .dot: that needs nothing, and any Graphviz viewer shows it."
-        ) from failure
-    except subprocess.TimeoutExpired as failure:
-        raise ValueError(
-            f"Graphviz did not lay out {count(len(stages), 'stage')} in {DEADLINE_S:.0f} s. "
-            "Give a name that ends with .dot, and draw it with another layout (sfdp)."
-        ) from failure
-    if drawn.returncode:
-        said = drawn.stderr.decode(errors="replace").strip()
-        raise ValueError(f"Graphviz cannot draw {str(path)!r}: {said}")
-    path.write_bytes(drawn.stdout)
+    call = f"lineage(picture={str(path)!r})"
+    write_graph(dot_of(stages, title), path, call, count(len(stages), "stage"))
 
 
 def dot_of(stages: Sequence[ShownStage], title: str = "") -> str:

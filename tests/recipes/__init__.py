@@ -1,0 +1,1 @@
+"""Tests of programs: their tables, the matcher, the partition map."""
