@@ -1,4 +1,4 @@
-/* pagecache.h - the public header of the page cache. It includes the other one, pagecache_kernels.h.
+/* pagecache.h - the public header of the page cache. It includes the other two.
  *
  * Two halves share one wire (wire.h):
  *   client  lives in every process that reads, builds or changes global variables;
@@ -836,8 +836,8 @@ int pc_ring_close(pc_ring *ring);
 int pc_reduce(int dtype, int op, void *out, const void *a, const void *b, uint64_t n_elements);
 
 /* cdef-end */
-
 #include "pagecache_kernels.h"
+#include "pagecache_match.h"
 
 #define PC_BLOCK_SHIFT 12
 #define PC_BLOCK_BYTES 4096u

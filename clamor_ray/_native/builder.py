@@ -13,7 +13,7 @@ from cffi import FFI
 
 ROOT = Path(__file__).resolve().parents[2]
 C_DIR = ROOT / "pagecache_c"
-HEADERS = ("pagecache.h", "pagecache_kernels.h")  # the first includes the other
+HEADERS = ("pagecache.h", "pagecache_kernels.h", "pagecache_match.h")  # the first includes them
 
 BEGIN = "/* cdef-begin */"
 END = "/* cdef-end */"

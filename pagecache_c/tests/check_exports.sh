@@ -9,7 +9,7 @@ trap 'rm -rf "$scratch"' EXIT
 failed=0
 
 # The compiler takes the comments out; a function is a pc_ name before a bracket at file level.
-sed -n '/cdef-begin/,/cdef-end/p' pagecache.h pagecache_kernels.h | ${CC:-gcc} -E -P -x c - |
+sed -n '/cdef-begin/,/cdef-end/p' pagecache.h pagecache_kernels.h pagecache_match.h | ${CC:-gcc} -E -P -x c - |
     grep -oE '\bpc_[a-z0-9_]+ *\(' | tr -d ' (' | sort -u >"$scratch/header"
 sed -n '/^global:/,/^local:/s/^ *\(pc_[a-z0-9_]*\);.*/\1/p' pagecache.map |
     sort >"$scratch/map"

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support.house import c_side
 from tests.support.house.tree import C_FOLDER, c_files
 
-PUBLIC_HEADERS = ("pagecache.h", "pagecache_kernels.h")
+PUBLIC_HEADERS = ("pagecache.h", "pagecache_kernels.h", "pagecache_match.h")
 # From the bottom up: the rooms that each room may use, besides itself and the public headers.
 STANDS_ON: Mapping[str, tuple[str, ...]] = {
     "common": (),
@@ -23,6 +23,7 @@ STANDS_ON: Mapping[str, tuple[str, ...]] = {
     "kernels": ("common", "os"),
     "python": (),
     "alloc": ("common",),
+    "match": ("common",),
     "history": ("common", "os"),
     "ring": ("common", "kernels"),
     "trap": ("common", "os"),
