@@ -95,6 +95,7 @@ model:
 	docs/model/run.sh -DNB=1 -DNO_EXPIRY
 	docs/model/run.sh moves.pml
 	docs/model/run.sh moves.pml -DCALM
+	docs/model/run.sh slices.pml
 	docs/model/run.sh parity.pml
 	docs/model/run.sh parity.pml -DSECOND
 	docs/model/run.sh parity.pml -DREAD

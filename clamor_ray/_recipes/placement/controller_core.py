@@ -1,0 +1,399 @@
+"""Where slices are, who takes part, and from where the job begins again. Pure.
+
+The controller has the authoritative map. It pushes each step to all workers, in one order, and
+waits for nobody (Canary, section 5.2). While nothing moves it sends nothing.
+
+    join, leave, move, schedule, checkpoint    what users and clusters ask for
+    on_report, on_heartbeat, on_lost, tick     what happens
+    take_outgoing                              orders for workers: each worker's, in this order
+
+A worker that leaves stays until its slices have gone and have come elsewhere, until nobody sends to
+it any more (`Parted`), and until what it has sent has come (`Drained`).
+
+While a checkpoint runs the map does not change: what is asked for then is done behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from clamor_ray import errors
+from clamor_ray._recipes.placement.checkpoints import Checkpoints, Phase
+from clamor_ray._recipes.placement.farewells import Farewells
+from clamor_ray._recipes.placement.heartbeats import Heartbeats
+from clamor_ray._recipes.placement.messages import (
+    TERM,
+    Arrived,
+    Begin,
+    Checkpoint,
+    Drained,
+    Heartbeat,
+    Lost,
+    MapUpdate,
+    Order,
+    Parted,
+    Report,
+    Resume,
+    Slice,
+    Stop,
+    Whereabouts,
+)
+from clamor_ray._recipes.placement.migrations import Migrations
+from clamor_ray._recipes.placement.partition_map import PartitionMap
+from clamor_ray._recipes.placement.rows import (
+    NOTHING_MOVED,
+    checked,
+    partition_rows,
+    place,
+    slice_of,
+    slices_of,
+    worker_rows,
+)
+from clamor_ray._recipes.placement.schedule import Schedule, leaving, round_robin
+from clamor_ray._recipes.program.tables import Tables
+
+
+class ControllerCore:
+    """See the file's head. Not thread-safe. The first call is `begin` or `learn`.
+
+    Args:
+        tables: The program.
+        functions: Scheduling functions, called one after the other.
+        every_s: They are called so often; None: only when workers join and leave, and on request.
+        checkpoint_every_s: None: only on request.
+        checkpoint_deadline_s: A checkpoint that takes longer has failed.
+        lost_after_s: A worker without heartbeat for so long is lost.
+        last: The last checkpoint, where there is one.
+        first_name: Of checkpoints: none has been called so before.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        functions: Sequence[Schedule] = (),
+        every_s: float | None = None,
+        checkpoint_every_s: float | None = None,
+        checkpoint_deadline_s: float = 60.0,
+        lost_after_s: float = 10.0,
+        last: Checkpoint | None = None,
+        first_name: int = 1,
+    ) -> None:
+        self.run = 0
+        self.map = PartitionMap()
+        self.checkpoints = Checkpoints(last, first_name, checkpoint_deadline_s)
+        self.failure = ""  # why the job cannot go on
+        self._tables = tables
+        self._functions = (round_robin(), leaving(), *functions)
+        self._every_s = every_s
+        self._checkpoint_every_s = checkpoint_every_s
+        self._has_ticked = False
+        self._scheduled_s = self._checkpoint_s = 0.0
+        self._migrations = Migrations()
+        self._leaving: set[str] = set()
+        self._farewells = Farewells()
+        self._heartbeats = Heartbeats(lost_after_s)
+        self._later: list[Callable[[], object]] = []
+        self._outgoing: list[tuple[str, Order]] = []
+
+    # -- a job begins, or a controller
+
+    def begin(self, workers: Mapping[str, Any]) -> None:
+        """The job begins, at the last checkpoint where there is one, on workers with addresses."""
+        self._check(bool(workers), "A job needs a worker.")
+        self._begin_run(dict(workers), {})
+
+    def learn(self, answers: Sequence[Whereabouts]) -> None:
+        """A controller takes over, where another one was lost: `begin` is not called.
+
+        Args:
+            answers: Of all workers that live.
+        """
+        self._check(bool(answers), "No worker of the job lives.")
+        best = max(answers, key=lambda each: (each.run, each.update.version))
+        self.run = best.run
+        self.map.apply(best.update)
+        there = {each.worker for each in answers}
+        self._check(bool(self.map.workers & there), "No worker of the newest run lives.")
+        for worker in there - self.map.workers:  # it has left, or counted as lost
+            self._farewells.begin(worker, there)
+        if self.map.workers - there or any(each.run != best.run for each in answers):
+            self._begin_again(self.map.workers & there)
+            return
+        # Not all may know the newest version, and an old one may be on its way: this is newer.
+        self._push(self.map.assigned, dict(self.map.addresses), best.update.left, is_whole=True)
+        here = {slice: each.worker for each in answers for slice in each.here}
+        for slice in slices_of(self._tables):
+            if here.get(slice) != self.map.worker_of(slice):
+                self._migrations.begin(slice, here.get(slice), self.map.version)
+        self._tell_all(Resume())  # of a checkpoint that the old controller has begun
+
+    # -- what is asked for
+
+    def join(self, worker: str, address: Any) -> None:
+        """A worker is new.
+
+        Raises:
+            ProgramError: One of that name takes part, or has left.
+        """
+        self._check(worker not in self.map.addresses, f"There is, or was, a worker {worker}.")
+        self._soon(lambda: self._join(worker, address))
+
+    def leave(self, worker: str) -> None:
+        """A worker is to end. `take_gone` says when it may.
+
+        Raises:
+            ProgramError: It takes no part, or all others leave too.
+        """
+        self._check_takes_part(worker)
+        others = self.map.workers - self._leaving - {worker}
+        self._check(bool(others), f"{worker} is the last worker.")
+        self._leaving.add(worker)
+        self._soon(self._schedule)
+
+    def move(self, dataset: int, index: int, worker: str) -> bool:
+        """A partition, and those that are with it, go to a worker.
+
+        Returns:
+            Whether they do: what is there, or moves already, does not.
+
+        Raises:
+            ProgramError: No such partition or worker, or the worker leaves.
+        """
+        self._check_takes_part(worker)
+        self._check(worker not in self._leaving, f"{worker} leaves.")
+        slice = slice_of(self._tables, dataset, index)
+        if slice in self._migrations.slices or self.map.worker_of(slice) == worker:
+            return False
+        self._soon(lambda: self._move({slice: worker}))
+        return True
+
+    def schedule(self) -> None:
+        """Calls the scheduling functions, each with what those before it have moved. Raises what
+        they raise, and ProgramError where one answers what cannot be."""
+        self._soon(self._schedule)
+
+    def checkpoint(self, now_s: float) -> bool:
+        """Begins one. False: one runs already."""
+        if self.checkpoints.phase is not Phase.RESTS:
+            return False
+        order = self.checkpoints.begin(self.map.workers, self.map.version, now_s)
+        self._tell_all(order, self.map.workers)
+        return True
+
+    # -- what happens
+
+    def on_report(self, report: Report) -> None:
+        """Safe to call again."""
+        if report.run != self.run:
+            return
+        if isinstance(report, Arrived):
+            self._on_arrived((report.group, report.index), report.worker, report.version)
+        elif isinstance(report, Parted):
+            done = self._farewells.on_parted(report.worker, report.left)
+            self._outgoing += [(worker, Stop()) for worker in done]
+        elif isinstance(report, Drained):
+            done = self._farewells.on_drained(report.worker)
+            self._outgoing += [(worker, Stop()) for worker in done]
+        elif isinstance(report, Lost):
+            self.on_lost(report.lost)
+        else:
+            self._after_checkpoint(self.checkpoints.on_report(report))
+
+    def on_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> int:
+        """A worker lives. What it is answered: no slice anywhere needs a stage with a lower number.
+
+        A slice that is on its way is in no heartbeat. So the answer is of those in which all slices
+        are in their places, by the newest map.
+        """
+        worker = heartbeat.worker
+        if heartbeat.run != self.run or worker not in self._members:
+            return 0
+        self._heartbeats.take(heartbeat, now_s)
+        if heartbeat.is_settled and heartbeat.version == self.map.version:
+            for slice in self.map.slices_of(worker) & self._migrations.slices:
+                self._on_arrived(slice, worker, heartbeat.version)
+        return min((each.floor for each in self._settled()), default=0)
+
+    def on_lost(self, worker: str) -> None:
+        """A worker does not answer. The job begins again at its last checkpoint."""
+        if worker not in self._members:
+            return
+        if self.map.workers == {worker}:
+            self.failure = f"{worker} was the last worker, and it is lost."
+            return
+        self._begin_again(self.map.workers - {worker})
+
+    def tick(self, now_s: float) -> None:
+        """Time goes on, by any clock that does not go back."""
+        if not self._has_ticked:
+            self._scheduled_s = self._checkpoint_s = now_s
+            self._has_ticked = True
+        for worker in self._heartbeats.lost(self._members, now_s):
+            self.on_lost(worker)
+        self._after_checkpoint(self.checkpoints.tick(now_s))
+        if self._every_s is not None and now_s - self._scheduled_s >= self._every_s:
+            self._scheduled_s = now_s
+            self.schedule()
+        every_s = self._checkpoint_every_s
+        if every_s is not None and now_s - self._checkpoint_s >= every_s and not self.is_complete:
+            self._checkpoint_s = now_s
+            self.checkpoint(now_s)
+
+    # -- what the runtime takes
+
+    def take_outgoing(self) -> list[tuple[str, Order]]:
+        """Worker and order."""
+        going, self._outgoing = self._outgoing, []
+        return going
+
+    def take_gone(self) -> list[str]:
+        """Workers that have left, and have nothing more: they may end."""
+        return self._farewells.take_gone()
+
+    @property
+    def in_migration(self) -> frozenset[Slice]:
+        """Slices that have not come to their workers."""
+        return frozenset(self._migrations.slices)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the program has ended everywhere, as the last heartbeats say."""
+        settled = self._settled()
+        return bool(settled) and all(each.is_complete for each in settled)
+
+    # -- who takes part
+
+    @property
+    def _members(self) -> set[str]:
+        """Also those that have left, and have something still."""
+        return self.map.workers | self._farewells.workers
+
+    def _begin_again(self, workers: set[str]) -> None:
+        addresses = {each: self.map.addresses[each] for each in workers}
+        self._begin_run(addresses, self.map.assigned)
+
+    def _begin_run(self, workers: dict[str, Any], assigned: dict[Slice, str]) -> None:
+        version = self.map.version + 1
+        self.run += 1
+        self.map = PartitionMap()
+        self._farewells.end()
+        self._heartbeats.forget_all()
+        self._migrations.forget_all()
+        self._outgoing = []
+        self._leaving &= workers.keys()
+        if not workers.keys() - self._leaving:
+            self._leaving = set()  # those that were to stay are lost
+        if self.checkpoints.phase is not Phase.RESTS:
+            self.checkpoints.fail("A worker was lost.")
+        placed = place(self._tables, self._functions, assigned, workers, self._leaving)
+        update = MapUpdate(version, placed, workers, is_whole=True)
+        self.map.apply(update)
+        for worker in sorted(workers):
+            begin = Begin(self.run, update, loads=True, checkpoint=self.checkpoints.last)
+            self._outgoing.append((worker, begin))
+        self._let_leave()
+        self._do_later()  # what was asked for while a checkpoint ran, which has failed
+
+    def _join(self, worker: str, address: Any) -> None:
+        if worker in self.map.addresses:
+            return  # it was asked for twice
+        others = self._members
+        self._push({}, {worker: address}, to=others)
+        self._outgoing.append((worker, Begin(self.run, self.map.whole(), loads=False)))
+        self._schedule()
+
+    def _let_leave(self) -> None:
+        """Those without slices, of which none is on its way."""
+        for worker in sorted(self._leaving - self._migrations.origins):
+            if self.map.n_slices_of(worker) == 0:
+                self._leaving.discard(worker)
+                self._farewells.begin(worker, self._members)
+                self._push({}, left=frozenset({worker}))
+
+    # -- the map
+
+    def _schedule(self) -> None:
+        for function in self._functions:
+            workers = worker_rows(self.map.workers, self._heartbeats.last)
+            moving, heartbeats = self._migrations.slices, self._heartbeats.last
+            partitions = partition_rows(self._tables, self.map.assigned, moving, heartbeats)
+            moves = function(workers, partitions, frozenset(self._leaving))
+            self._move(checked(self._tables, moves, self.map.workers))
+        self._let_leave()
+
+    def _move(self, moves: Mapping[Slice, str]) -> None:
+        """One step of the map. What moves already does not."""
+        able = self.map.workers - self._leaving
+        moves = {
+            slice: worker
+            for slice, worker in moves.items()
+            if slice not in self._migrations.slices
+            and worker in able
+            and self.map.worker_of(slice) != worker
+        }
+        for slice in moves:
+            self._migrations.begin(slice, self.map.worker_of(slice), self.map.version + 1)
+        if moves:
+            self._push(moves)
+
+    def _on_arrived(self, slice: Slice, worker: str, version: int) -> None:
+        if self.map.worker_of(slice) != worker or not self._migrations.end(slice, version):
+            return
+        if self._leaving:
+            self._soon(self._schedule)  # what has come to one that leaves goes on
+
+    def _push(
+        self,
+        moves: Mapping[Slice, str],
+        joined: Mapping[str, Any] | None = None,
+        left: frozenset[str] = frozenset(),
+        is_whole: bool = False,
+        to: set[str] | None = None,
+    ) -> None:
+        """One step of the map. A whole one begins a term."""
+        version = (self.map.version // TERM + 1) * TERM if is_whole else self.map.version + 1
+        update = MapUpdate(
+            version=version, moves=moves, joined=joined or {}, left=left, is_whole=is_whole
+        )
+        self.map.apply(update)
+        self._tell_all(update, to)
+
+    def _tell_all(self, order: Order, workers: set[str] | None = None) -> None:
+        for worker in sorted(self._members if workers is None else workers):
+            self._outgoing.append((worker, order))
+
+    def _settled(self) -> list[Heartbeat]:
+        """The heartbeats of all, where nothing moves by the newest map; else none."""
+        return self._heartbeats.settled(self.map.workers, self.map.version)
+
+    # -- checkpoints
+
+    def _soon(self, what: Callable[[], None]) -> None:
+        """Now, or behind the checkpoint that runs: during one the map does not change."""
+        if self.checkpoints.phase is Phase.RESTS:
+            what()
+        else:
+            self._later.append(what)
+
+    def _after_checkpoint(self, order: Order | None) -> None:
+        if order is None:
+            return
+        self._tell_all(order)
+        if self.checkpoints.phase is Phase.RESTS:
+            self._do_later()
+
+    def _do_later(self) -> None:
+        later, self._later = self._later, []
+        for what in later:
+            what()
+
+    # -- what is asked for and cannot be
+
+    def _check_takes_part(self, worker: str) -> None:
+        there = ", ".join(sorted(self.map.workers))
+        self._check(worker in self.map.workers, f"{worker} takes no part; these do: {there}.")
+
+    def _check(self, is_right: bool, message: str) -> None:
+        if not is_right:
+            raise errors.ProgramError(message, hint=NOTHING_MOVED)
