@@ -4,6 +4,7 @@ from . import aio as aio
 from . import collective as collective
 from . import data as data
 from . import errors as errors
+from . import schedule as schedule
 from ._backup.checkpoint import CheckpointResult as CheckpointResult
 from ._backup.checkpoint import checkpoint as checkpoint
 from ._backup.restore import restore as restore
@@ -14,6 +15,8 @@ from ._objects.pointer import Pointer as Pointer
 from ._observe.access_report import read_report as read_report
 from ._observe.stats import block_map as block_map
 from ._observe.stats import stats as stats
+from ._programs.job import Job as Job
+from ._programs.program import Program as Program
 from ._protocol.messages import DrainResult as DrainResult
 from ._read.gather import gather as gather
 from ._read.hashmap import HashMap as HashMap

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
 from clamor_ray import errors
+from clamor_ray._programs.iterate import iterate
 from clamor_ray._session import process_sessions
 from clamor_ray.collection.data import aggregates, blocks, folds
 from clamor_ray.collection.explain import dot, show, shown
@@ -232,6 +233,88 @@ class DataCollection(Operators):
             evaluation.refresh()
         self._refreshed = evaluation.n_run
         return self
+
+    # ---------------------------------------------------------------- programs
+
+    def partition_references(self) -> list[Any]:
+        """Computes the partitions, for `Program.dataset`.
+
+        Returns:
+            References to them, in a form that `read_partition` reads.
+
+        Raises:
+            FunctionFailedError, SourceError, ...: As `execute`.
+
+        Example:
+            >>> col = clamor.from_items(range(4), partitions=2)
+            >>> [col.read_partition(ray.get(each)) for each in col.partition_references()]
+            [array([0, 1]), array([2, 3])]
+        """
+        with self._evaluation() as evaluation:
+            return evaluation.parts()
+
+    @staticmethod
+    def read_partition(part: Any) -> Any:
+        """A partition of `partition_references` as `map_batches` gives one: an array, a dict of
+        arrays for a table, a tuple of those for tuples.
+
+        Args:
+            part: what a reference of `partition_references` stands for.
+
+        Returns:
+            The partition.
+
+        Example:
+            >>> col = clamor.from_items(["a", "b"], partitions=1)
+            >>> col.read_partition(ray.get(col.partition_references()[0]))
+            array(['a', 'b'], dtype=object)
+        """
+        return blocks.to_batch(part, "numpy")
+
+    def iterate(
+        self,
+        initial: Any,
+        *,
+        map: Callable[[Any, Any], Any],
+        reduce: str | Callable[[Any, Any], Any] = "sum",
+        update: Callable[[Any, Any], Any],
+        until: Callable[[Any, Any], bool] | None = None,
+        max: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Repeats a map, a reduction and an update of a value, without the driver: workers start
+        each round themselves. See `Program` and docs/recipes.md.
+
+        Args:
+            initial: the value at first.
+            map: ``map(partition, value)``; the partition as `read_partition` gives it.
+            reduce: "sum", or a function of two partial results; they come in the order of the
+                partitions.
+            update: ``update(value, reduced)`` -> the next value.
+            until: ``until(value, reduced)`` -> whether that was the last round.
+            max: rounds at most.
+            options: of `Program.run`: checkpoint, workers, and others.
+
+        Returns:
+            The value after the last round.
+
+        Raises:
+            ProgramError: neither `until` nor `max` is given, or a function cannot be pickled.
+            StageFailedError: a function has raised.
+            ProgramLostError: a worker is lost, and no checkpoint was asked for.
+
+        Example:
+            >>> col = clamor.from_numpy(np.arange(100.0), partitions=4)
+            >>> mean = col.iterate(
+            ...     0.0,
+            ...     map=lambda x, w: (x - w).sum(),
+            ...     update=lambda w, total: w + total / 100,
+            ...     max=3,
+            ... )
+            >>> float(mean)
+            49.5
+        """
+        return iterate(self, initial, map, reduce, update, until, max, **options)
 
     # ---------------------------------------------------------------- actions
 

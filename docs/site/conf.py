@@ -57,6 +57,8 @@ autodoc_default_options: Final = {
 autodoc_type_aliases: Final = {"npt.ArrayLike": "numpy.typing.ArrayLike"}
 # Types in signatures that have no page, and why.
 nitpick_ignore: Final = [
+    # What a program is translated to: for those who build on it, not for its users.
+    ("py:class", "clamor_ray._recipes.program.tables.Tables"),
     ("py:class", "clamor_ray._read.ref.T"),  # a type variable: the object of a GlobalRef[T]
     ("py:class", "clamor_ray._read.lease.Lease"),  # Transaction.lease is for the library's rooms
     ("py:class", "clamor_ray.collection.run.schedule.Policy"),  # Options.policy is for them, too

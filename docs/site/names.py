@@ -32,6 +32,7 @@ MODULES: Final = (
     "clamor_ray.collective",
     "clamor_ray.aio",
     "clamor_ray.ray_collective",
+    "clamor_ray.schedule",
     "clamor_ray.collection.options",
 )
 PYTHON: Final = "https://docs.python.org/3/library/"
@@ -61,7 +62,7 @@ OTHERS: Final = {
 
 
 # Bases that only the library knows -> the class that users have.
-BASES: Final = {"Operators": "clamor_ray.DataCollection"}
+BASES: Final = {"Operators": "clamor_ray.DataCollection", "Builder": "clamor_ray.Program"}
 
 
 def _is_old(value: Any) -> bool:

@@ -32,7 +32,7 @@ from tests.support.backups import drop_all
 
 MODULES = (
     *("clamor_ray", "clamor_ray.aio", "clamor_ray.collective", "clamor_ray.data"),
-    *("clamor_ray.errors", "clamor_ray.ray_collective"),
+    *("clamor_ray.errors", "clamor_ray.ray_collective", "clamor_ray.schedule"),
 )
 OLD_NAMES = ("accumulate", "reads", "region")  # they have the docstrings of the new ones
 # What no `__all__` names, and a user gets all the same: options, and what public functions return.

@@ -12,18 +12,16 @@ from __future__ import annotations
 import inspect
 import io
 import pickle
-import types
-from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from clamor_ray import errors
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._read.views import array_at, place_of
+from clamor_ray._tasks.function_pickler import FunctionPickler
 from clamor_ray.collection.plan.followers import follow
 
 
@@ -71,19 +69,7 @@ class Captured:
         return function, args, kwargs
 
 
-def _code_with_its_file(code: types.CodeType) -> Any:
-    """As cloudpickle has it. Since 3.1.3 that leaves out which file the code is from, so that the
-    traceback of a function that raises would have no lines."""
-    made, values, *rest = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
-    values = (code.co_filename if value == "<dynamic-code>" else value for value in values)
-    return made, tuple(values), *rest
-
-
-class _Saver(cloudpickle.Pickler):
-    dispatch_table: ClassVar[Any] = ChainMap(
-        {types.CodeType: _code_with_its_file}, cloudpickle.Pickler.dispatch_table
-    )
-
+class _Saver(FunctionPickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
         self.variables: list[Variable] = []

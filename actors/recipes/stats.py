@@ -1,0 +1,51 @@
+"""What a program that runs says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WorkerStats:
+    """One worker.
+
+    Args:
+        node_id: Ray's hex id of its node.
+        pid: Its process there.
+        n_slices: That it has, or gets.
+        stage: The number of the last stage that has begun there.
+        tasks: That have run.
+        tasks_per_s: Since the call of `stats` before.
+        busy_s: In functions.
+    """
+
+    node_id: str
+    pid: int
+    n_slices: int
+    stage: int
+    tasks: int
+    tasks_per_s: float
+    busy_s: float
+
+
+@dataclass(frozen=True)
+class ProgramStats:
+    """A program.
+
+    Args:
+        state: ``starting``, ``running``, ``ended`` or ``failed``.
+        workers: One for each node.
+        restarts: How often it has begun again, at a checkpoint or its beginning.
+        checkpoint: The number of the newest; None: there is none.
+        checkpoint_error: Why the last attempt at one has failed; empty: it has not.
+        moves: Slices that have moved.
+        messages: Orders of the controller to workers.
+    """
+
+    state: str
+    workers: tuple[WorkerStats, ...]
+    restarts: int
+    checkpoint: int | None
+    checkpoint_error: str
+    moves: int
+    messages: int

@@ -1,0 +1,255 @@
+"""The worker actors of a program: where they are, and how they begin and end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from clamor_ray import errors
+from clamor_ray._protocol import names, ray_state
+from clamor_ray._protocol.cause import cause_of
+from clamor_ray._recipes.placement.messages import Whereabouts
+from clamor_ray.actors.recipes.peers import Address
+from clamor_ray.actors.recipes.settings import ProgramSettings
+from clamor_ray.actors.recipes.worker import CONCURRENCY, RecipeWorker
+
+logger = logging.getLogger("clamor_ray.recipes")
+
+START_S: Final = 60.0
+ANSWER_S: Final = 10.0
+
+Key = tuple[int, int]
+
+
+@dataclass
+class Started:
+    """One that has started.
+
+    Args:
+        name: Of the core.
+        node_id: Ray's hex id.
+        n_threads: Tasks that run at once.
+        handle: The actor.
+        address: For other workers.
+        pid: Its process.
+    """
+
+    name: str
+    node_id: str
+    n_threads: int
+    handle: Any
+    address: Address = ("", 0)
+    pid: int = 0
+
+
+class Workers:
+    """See the file's head. Safe from any thread.
+
+    Args:
+        settings: The program.
+        ended: (worker, why): it is lost.
+    """
+
+    def __init__(self, settings: ProgramSettings, ended: Callable[[str, str], None]) -> None:
+        self._settings = settings
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._workers: dict[str, Started] = {}
+        self._n = 0
+        self._controller: Any = None
+        self._given: Mapping[Key, Any] = {}
+
+    def start(self, controller: Any, given: Mapping[Key, Any]) -> list[Started]:
+        """One on each node.
+
+        Raises:
+            WaitTimeoutError: One has not started in time.
+            ProgramLostError: One has died.
+        """
+        self._controller, self._given = controller, given
+        made = [self._make(node, n) for node, n in self._settings.nodes.items()]
+        return [self._started(each) for each in made]
+
+    def find(self, controller: Any) -> list[Started]:
+        """Those that an earlier process of the controller has started, and that live."""
+        self._controller = controller
+        begins = f"{self._settings.name}-w"
+        found = []
+        for name in ray_state.actor_names():
+            if name.startswith(begins):
+                number = name.removeprefix(begins)
+                self._n = max(self._n, int(number))
+                handle = ray_state.get_actor(name, namespace=names.NAMESPACE)
+                try:
+                    about = ray_state.get(handle.about.remote(), timeout=ANSWER_S)
+                except RayError as failure:
+                    logger.warning("worker w%s does not answer: %r", number, failure)
+                    continue
+                made = Started(
+                    name=f"w{number}",
+                    node_id=about.node_id,
+                    n_threads=about.n_threads,
+                    handle=handle,
+                )
+                self._given = about.given
+                found.append(self._started(made))
+        return found
+
+    def whereabouts(self) -> list[Whereabouts]:
+        """Of all. Who does not answer is left out."""
+        asked = [each.handle.whereabouts.remote() for each in self.all()]
+        found = []
+        for reference in asked:
+            try:
+                found.append(ray_state.get(reference, timeout=ANSWER_S))
+            except RayError as failure:
+                logger.warning("a worker does not say what it has: %r", failure)
+        return [each for each in found if each is not None]
+
+    def add(self, node_id: str, n_threads: int) -> Started:
+        """One more.
+
+        Raises:
+            WaitTimeoutError, ProgramLostError: As `start`.
+        """
+        return self._started(self._make(node_id, n_threads))
+
+    def replace(self, name: str) -> Started | None:
+        """One in place of another; None: its node cannot have one."""
+        with self._lock:
+            lost = self._workers.pop(name, None)
+        if lost is None or lost.node_id not in ray_state.alive_nodes():
+            return None
+        try:
+            return self.add(lost.node_id, lost.n_threads)
+        except errors.ClamorError as failure:
+            logger.warning("no worker in place of %s: %s", name, failure)
+            return None
+
+    def handle(self, name: str) -> Any:
+        """None: it is lost."""
+        with self._lock:
+            found = self._workers.get(name)
+        return None if found is None else found.handle
+
+    def all(self) -> list[Started]:
+        """Those that have started."""
+        with self._lock:
+            return list(self._workers.values())
+
+    def nodes(self) -> dict[str, str]:
+        """Worker -> Ray's id of its node."""
+        return {each.name: each.node_id for each in self.all()}
+
+    def is_at(self, node_id: str) -> bool:
+        """Whether there is one on the node."""
+        return node_id in self.nodes().values()
+
+    def at(self, node_id: str) -> str:
+        """
+        Raises:
+            ProgramError: There is none on that node.
+        """
+        for name, node in self.nodes().items():
+            if node == node_id:
+                return name
+        raise errors.ProgramError(
+            f"The program has no worker on node {node_id}.", hint="job.stats() has those it has."
+        )
+
+    def counters(self) -> dict[str, tuple[int, int, int]]:
+        """What each says of itself. Who does not answer is left out."""
+        with self._lock:
+            asked = {each.name: each.handle.counters.remote() for each in self._workers.values()}
+        found = {}
+        for name, reference in asked.items():
+            try:
+                found[name] = ray_state.get(reference, timeout=ANSWER_S)
+            except RayError as failure:
+                logger.info("worker %s does not say what it does: %r", name, failure)
+        return found
+
+    def is_lost(self, name: str) -> bool:
+        """Whether its process has ended, or does not answer."""
+        if (handle := self.handle(name)) is None:
+            return False  # that is known
+        try:
+            ray_state.get(handle.about.remote(), timeout=ANSWER_S)
+            return False
+        except RayError:
+            return True
+
+    def let_go(self, name: str) -> None:
+        """It has nothing more: it ends."""
+        with self._lock:
+            gone = self._workers.pop(name, None)
+        if gone is not None:
+            ray.kill(gone.handle)
+
+    # -- inside
+
+    def _make(self, node_id: str, n_threads: int) -> Started:
+        with self._lock:
+            self._n += 1
+            name = f"w{self._n}"
+        settings = self._settings
+        handle = (
+            ray.remote(concurrency_groups=CONCURRENCY)(RecipeWorker)
+            .options(
+                namespace=names.NAMESPACE,
+                name=f"{settings.name}-{name}",
+                num_cpus=0,
+                lifetime="detached",  # it ends itself: see `until_end`
+                max_restarts=0,
+                enable_task_events=False,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            )
+            .remote(
+                name,
+                settings.secret,
+                settings.program,
+                self._given,
+                settings.readers,
+                settings.place,
+                self._controller,
+                n_threads,
+            )
+        )
+        return Started(name=name, node_id=node_id, n_threads=n_threads, handle=handle)
+
+    def _started(self, made: Started) -> Started:
+        try:
+            about = ray_state.get(made.handle.about.remote(), timeout=START_S)
+            made.address, made.pid = about.address, about.pid
+        except ray.exceptions.GetTimeoutError as failure:
+            ray.kill(made.handle)
+            raise errors.WaitTimeoutError(
+                f"The program's worker on node {made.node_id} did not start within {START_S:g} s."
+            ) from failure
+        except RayError as failure:
+            raise errors.ProgramLostError(
+                f"The program's worker on node {made.node_id} ended at its start: "
+                f"{cause_of(failure)}"
+            ) from failure
+        with self._lock:
+            self._workers[made.name] = made
+        threading.Thread(
+            target=self._watch, args=(made,), name=f"recipes-watch-{made.name}", daemon=True
+        ).start()
+        return made
+
+    def _watch(self, made: Started) -> None:
+        why = "it has ended"
+        try:
+            ray_state.get(made.handle.lives.remote())
+        except Exception as failure:  # any of Ray's
+            why = cause_of(failure).splitlines()[0]
+        if self.handle(made.name) is made.handle:
+            self._ended(made.name, why)

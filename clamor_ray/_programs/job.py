@@ -1,0 +1,241 @@
+"""A program that runs: its result, what it does, and where its partitions are."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from typing import Any, Final
+
+from ray.exceptions import (
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayError,
+    RayTaskError,
+)
+
+from clamor_ray import errors
+from clamor_ray._programs.nodes import nodes_for
+from clamor_ray._protocol import ray_state
+from clamor_ray._protocol.cause import cause_of
+from clamor_ray._recipes.program.builder import Dataset
+
+LOOK_S: Final = 1.0  # a wait is asked again so often: its caller may be interrupted
+CALL_S: Final = 60.0
+PAUSE_S: Final = 0.2
+
+
+class Job:
+    """See the file's head. `Program.run` makes one. Safe from any thread.
+
+    Args:
+        controller: The actor that places its partitions.
+        datasets: Of the program.
+        is_detached: It goes on when nobody has this any more.
+
+    Example:
+        >>> program = clamor.Program()
+        >>> n = program.value(1)
+        >>> with program.loop(max=10):
+        ...     program.stage(lambda t, n: n * 2, writes=[n])
+        >>> job = program.run()
+        >>> job.result(n)
+        1024
+    """
+
+    def __init__(
+        self, controller: Any, datasets: tuple[Dataset, ...], is_detached: bool = False
+    ) -> None:
+        self._controller = controller
+        self._datasets = datasets
+        if not is_detached:  # who can ask for its result is gone: it ends
+            weakref.finalize(self, _stop, controller).atexit = False
+
+    def scale(self, workers: int) -> None:
+        """The program runs on so many nodes from now on, while it goes on. Returns when workers
+        have begun on new ones; those that leave end when their partitions have moved.
+
+        Args:
+            workers: At least 1, and at most as many as nodes have CPUs.
+
+        Raises:
+            ProgramError: There are not so many nodes.
+            WaitTimeoutError: A worker did not start in time.
+
+        Example:
+            >>> program = clamor.Program()
+            >>> parts = program.dataset([1, 2])
+            >>> program.stage(lambda t, x: x + 1, writes=[parts])
+            >>> job = program.run(workers=1)
+            >>> job.scale(1)
+            >>> len(job.stats().workers)
+            1
+        """
+        has = [each.node_id for each in self.stats().workers]
+        self._call("scale", nodes_for(workers, first=has))
+
+    def checkpoint(self) -> bool:
+        """Begins a checkpoint. `stats` says when it is done.
+
+        Returns:
+            False: One runs already.
+
+        Raises:
+            ProgramError: The program was given no place for checkpoints.
+
+        Example:
+            >>> import tempfile
+            >>> program = clamor.Program()
+            >>> n = program.value(1)
+            >>> with program.loop(max=10**12):
+            ...     program.stage(lambda t, n: n + 1, writes=[n])
+            >>> job = program.run(checkpoint=tempfile.mkdtemp())
+            >>> job.checkpoint()
+            True
+            >>> job.stop()
+        """
+        return bool(self._call("checkpoint"))
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Returns when the program has ended.
+
+        Args:
+            timeout_s: Left out: as long as it runs.
+
+        Raises:
+            WaitTimeoutError: It runs still.
+            StageFailedError: A function has raised, or returned what it must not.
+            ProgramLostError: A worker is lost, and there is no checkpoint to begin again at.
+
+        Example:
+            >>> program = clamor.Program()
+            >>> n = program.value(1)
+            >>> program.stage(lambda t, n: n + 1, writes=[n])
+            >>> program.run().wait(timeout_s=60)
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
+            if self._call("wait", max(0.0, left_s)):
+                return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise errors.WaitTimeoutError(
+                    f"The program runs still, after {timeout_s:g} s.",
+                    hint="job.stats() says what it does; wait longer, or call job.stop().",
+                )
+
+    def result(self, dataset: Dataset, timeout_s: float | None = None) -> Any:
+        """What a dataset has when the program has ended.
+
+        Args:
+            dataset: Of the program.
+            timeout_s: As of `wait`.
+
+        Returns:
+            Its partitions, by index; of a value just that.
+
+        Raises:
+            ProgramError: It is of another program.
+            WaitTimeoutError, StageFailedError, ProgramLostError: As `wait`.
+
+        Example:
+            >>> program = clamor.Program()
+            >>> squares = program.dataset([1, 2, 3])
+            >>> program.stage(lambda t, x: x * x, writes=[squares])
+            >>> program.run().result(squares)
+            [1, 4, 9]
+        """
+        self._check(dataset)
+        self.wait(timeout_s)
+        parts = ray_state.get(self._call("partitions", dataset.number), timeout=CALL_S)
+        return parts[0] if dataset.is_value else parts
+
+    def stats(self) -> Any:
+        """What the program does, and where.
+
+        Returns:
+            A `ProgramStats`: its state, a row for each worker, restarts, checkpoints and moves.
+
+        Raises:
+            ProgramLostError: It was stopped.
+
+        Example:
+            >>> program = clamor.Program()
+            >>> n = program.value(1)
+            >>> program.stage(lambda t, n: n + 1, writes=[n])
+            >>> job = program.run()
+            >>> job.wait()
+            >>> job.stats().state, job.stats().restarts
+            ('ended', 0)
+        """
+        return self._call("stats")
+
+    def move(self, dataset: Dataset, index: int, node_id: str) -> None:
+        """Moves a partition to another node, with all that is accessed together with it.
+
+        Args:
+            dataset: Of the program.
+            index: Of the partition, from 0.
+            node_id: Ray's hex id; `stats` has those that have a worker.
+
+        Raises:
+            ProgramError: There is no such partition, or the node has no worker of the program.
+
+        Example:
+            >>> program = clamor.Program()
+            >>> parts = program.dataset([1, 2])
+            >>> program.stage(lambda t, x: x + 1, writes=[parts])
+            >>> job = program.run()
+            >>> job.move(parts, 0, job.stats().workers[0].node_id)
+            >>> job.result(parts)
+            [2, 3]
+        """
+        self._check(dataset)
+        self._call("move", dataset.number, index, node_id)
+
+    def stop(self) -> None:
+        """Ends the program where it is, and its workers. Idempotent; also after its end.
+
+        Example:
+            >>> program = clamor.Program()
+            >>> n = program.value(1)
+            >>> with program.loop(max=10**12):
+            ...     program.stage(lambda t, n: n + 1, writes=[n])
+            >>> job = program.run()
+            >>> job.stop()
+        """
+        try:
+            self._call("stop")
+        except errors.ProgramLostError:
+            return  # it is gone already
+
+    # -- how
+
+    def _check(self, dataset: Dataset) -> None:
+        if dataset not in self._datasets:
+            raise errors.ProgramError(f"{dataset!r} is of another program.")
+
+    def _call(self, name: str, *args: Any) -> Any:
+        deadline = time.monotonic() + CALL_S
+        while True:
+            try:
+                call = getattr(self._controller, name).remote(*args)
+                return ray_state.get(call, timeout=max(0.0, deadline - time.monotonic()))
+            except (GetTimeoutError, ActorUnavailableError) as failure:
+                # Where its process was killed another one comes, and learns from the workers.
+                if time.monotonic() >= deadline:
+                    raise errors.WaitTimeoutError(
+                        f"The program's controller has not answered for {CALL_S:g} s."
+                    ) from failure
+                time.sleep(PAUSE_S)
+            except RayTaskError as failure:
+                raise failure.cause from None
+            except RayError as failure:
+                raise errors.ProgramLostError(
+                    f"The program's controller is lost: {cause_of(failure)}"
+                ) from None
+
+
+def _stop(controller: Any) -> None:
+    with contextlib.suppress(Exception):  # any of Ray's: it is gone, or Ray is
+        controller.stop.remote()

@@ -1,0 +1,142 @@
+"""Starts the controller of a program, with what the partitions are at first."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import cloudpickle
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from clamor_ray import errors
+from clamor_ray._protocol import names, ray_state
+from clamor_ray._protocol.handshake import SECRET_BYTES
+from clamor_ray._read.ref import GlobalRef
+from clamor_ray._recipes.program.builder import Dataset
+from clamor_ray._recipes.program.tables import Tables
+from clamor_ray._tasks.function_pickler import FunctionPickler
+from clamor_ray.actors.recipes.controller import CONCURRENCY, RecipeController
+from clamor_ray.actors.recipes.settings import ProgramSettings
+
+START_S: Final = 120.0
+
+
+def launch(
+    scope: str,
+    is_detached: bool,
+    node_id: str,
+    tables: Tables,
+    functions: Sequence[Callable[..., Any]],
+    datasets: Sequence[Dataset],
+    nodes: Mapping[str, int],
+    *,
+    checkpoint: str | None,
+    every_s: float | None,
+    schedule: Sequence[Callable[..., Any]],
+    cpus: int | None,
+) -> Any:
+    """
+    Args:
+        scope: Of the session.
+        is_detached: The session outlives this driver, and so does the program.
+        node_id: Where the controller runs.
+        tables, functions, datasets: The program.
+        nodes: Ray's ids of the nodes that get a worker, and their CPUs.
+        checkpoint, every_s, schedule, cpus: As of `Program.run`.
+
+    Returns:
+        The controller, whose workers have their partitions.
+
+    Raises:
+        ProgramError: A function cannot be pickled.
+        StorageError: The checkpoint cannot be read.
+        WaitTimeoutError: It has not started in time.
+    """
+    given = [_references(dataset) for dataset in datasets]
+    # Of collections, which have partitions of their own kind.
+    readers = {
+        dataset.number: dataset.source.read_partition
+        for dataset in datasets
+        if hasattr(dataset.source, "read_partition")
+    }
+    settings = ProgramSettings(
+        name=f"program-{scope}-{os.urandom(4).hex()}",
+        secret=os.urandom(SECRET_BYTES),
+        program=_pickled(tables, functions),
+        nodes={node: min(n, cpus) if cpus else n for node, n in nodes.items()},
+        place=checkpoint,
+        every_s=every_s,
+        schedule=cloudpickle.dumps(tuple(schedule)),
+        readers=cloudpickle.dumps(readers),
+        is_detached=is_detached,
+    )
+    controller = (
+        ray.remote(concurrency_groups=CONCURRENCY)(RecipeController)
+        .options(
+            namespace=names.NAMESPACE,
+            name=settings.name,
+            lifetime="detached" if is_detached else None,
+            num_cpus=0,
+            max_restarts=-1,  # it learns from its workers where everything is
+            enable_task_events=False,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=is_detached),
+        )
+        .remote(settings)
+    )
+    try:
+        ray_state.get(controller.start.remote(given), timeout=START_S)
+    except ray.exceptions.GetTimeoutError as failure:
+        ray.kill(controller)
+        raise errors.WaitTimeoutError(
+            f"The program's workers did not start within {START_S:g} s."
+        ) from failure
+    except ray.exceptions.RayTaskError as failure:
+        ray.kill(controller)
+        raise failure.cause from None
+    return controller
+
+
+class _Saver(FunctionPickler):
+    """Functions read each global variable at the version that it has now."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, GlobalRef):
+            return obj.snapshot().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return super().reducer_override(obj)
+
+
+def _save(value: Any) -> bytes:
+    file = io.BytesIO()
+    _Saver(file, protocol=5).dump(value)
+    return file.getvalue()
+
+
+def _pickled(tables: Tables, functions: Sequence[Callable[..., Any]]) -> bytes:
+    for number, function in enumerate(functions):
+        try:
+            _save(function)
+        except Exception as failure:  # any of the user's objects'
+            stage = tables.stages[number]
+            raise errors.ProgramError(
+                f"{stage.line}: the function of stage {stage.name} cannot be pickled: {failure!r}"
+            ) from failure
+    return _save((tables, tuple(functions)))
+
+
+def _references(dataset: Dataset) -> list[Any]:
+    """Its partitions, in Ray's object store: each goes to its worker, and past this process."""
+    if dataset.source is None:
+        return [None] * dataset.n_partitions
+    if hasattr(dataset.source, "partition_references"):
+        return list(dataset.source.partition_references())
+    parts = list(dataset.source)
+    if len(parts) != dataset.n_partitions:
+        raise errors.ProgramError(
+            f"{dataset.line}: {dataset.name} has {dataset.n_partitions} partitions, and "
+            f"{len(parts)} were given."
+        )
+    return [part if isinstance(part, ray.ObjectRef) else ray.put(part) for part in parts]
