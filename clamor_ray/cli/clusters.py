@@ -19,7 +19,7 @@ from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import await_rpc
-from clamor_ray._session.begin.tokens import AUTO, check_token, knock
+from clamor_ray._session.begin.tokens import AUTO, check_token, knock, meant
 from clamor_ray._session.named_sessions import SessionInfo, sessions
 from clamor_ray.cli.output import ID_DIGITS, NOT_CHECKED, NotAskedError
 
@@ -97,12 +97,12 @@ def connected(address: str | None, timeout_s: float) -> Iterator[None]:
     asked = address or os.environ.get("RAY_ADDRESS", "")
     if asked == "local" or "://" in asked:
         raise NotAskedError(f"The address is HOST:PORT of a cluster that runs, not {asked!r}.")
-    meant = ray_state.noted_address() if asked in ("", AUTO) else asked
+    where, is_found = meant(address)
     try:
-        listens = knock(meant, min(timeout_s, ACCEPTS_S))
+        listens = knock(where, min(timeout_s, ACCEPTS_S))
         with watched(timeout_s + STARTS_S):
             with _without_warnings():
-                check_token(meant if listens else "")
+                check_token(where if listens else "", is_found)
             ray.init(address=asked or AUTO, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
         where = asked or "RAY_ADDRESS, or on this machine"

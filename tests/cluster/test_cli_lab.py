@@ -389,6 +389,58 @@ except clamor.errors.DeniedError as error:
     assert GIVE in done.stdout
 
 
+def test_a_token_in_the_home_is_used_for_a_cluster_that_was_found(
+    lab: LocalCluster, tmp_path: Path
+) -> None:
+    """As `ray.init` does where nobody has named a cluster, nor a mode: a first `ray.init()` of a
+    machine leaves the token there, and `ray start --head` takes it."""
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text(lab.environment["RAY_AUTH_TOKEN"])
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(lab.address)
+    named = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in named},
+        "HOME": str(tmp_path),
+        "RAY_TMPDIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "clamor_ray.cli.main", "status", "--format", "json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "variable", "found"),
+    [
+        (None, None, ("noted:1", True)),
+        ("auto", None, ("noted:1", True)),
+        (None, "named:2", ("named:2", False)),
+        ("auto", "named:2", ("named:2", False)),
+        ("given:3", "named:2", ("given:3", False)),
+    ],
+)
+def test_the_cluster_that_is_meant_is_rays(
+    monkeypatch: pytest.MonkeyPatch,
+    address: str | None,
+    variable: str | None,
+    found: tuple[str, bool],
+) -> None:
+    from clamor_ray._protocol import ray_state
+    from clamor_ray._session.begin.tokens import meant
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+    monkeypatch.setattr(ray_state, "noted_address", lambda: "noted:1")
+    assert meant(address) == found
+
+
 def test_a_registry_that_hangs_is_said_and_ends_the_wait(
     lab: LocalCluster, session: clamor.GlobalRef[Any]
 ) -> None:

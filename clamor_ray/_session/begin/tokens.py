@@ -62,11 +62,23 @@ def _soon_given_up(config: Any) -> Iterator[None]:
         config.initialize("")  # as it is before `ray.init`, which sets the cluster's
 
 
-def check_token(address: str) -> None:
+def meant(address: str | None) -> tuple[str, bool]:
+    """The cluster that Ray takes for an address.
+
+    Returns:
+        Its address; "": nobody knows. And whether it was found: nobody has named it, neither here
+        nor in RAY_ADDRESS.
+    """
+    asked = address if address not in (None, "", AUTO) else os.environ.get("RAY_ADDRESS") or AUTO
+    return (ray_state.noted_address(), True) if asked == AUTO else (asked, False)
+
+
+def check_token(address: str, is_found: bool = False) -> None:
     """Asks a cluster that accepts connections. Any other trouble is left to `ray.init`.
 
     Args:
         address: HOST:PORT. "": only whether this process has a token, where it wants one.
+        is_found: See `meant`. For such a cluster Ray uses a token that is there, unasked.
 
     Raises:
         DeniedError: There is no token, or the cluster refuses it.
@@ -79,6 +91,9 @@ def check_token(address: str) -> None:
     except ImportError:
         return
     client, config = (getattr(ray._raylet, name, None) for name in ("GcsClient", "Config"))
+    enable = getattr(setup, "maybe_enable_token_auth_if_token_available", None)
+    if is_found and enable is not None:
+        enable(warn_if_disabled=False)
     try:  # first: a client without a token ends the process
         setup.ensure_token_if_auth_enabled(None, create_token_if_missing=False)
     except _Refusal as refusal:
@@ -105,11 +120,10 @@ def check_token_before(address: str | None) -> None:
     Raises:
         DeniedError: As `check_token`.
     """
-    asked = address or os.environ.get("RAY_ADDRESS", "")
-    asked = ray_state.noted_address() if asked in ("", AUTO) else asked
+    asked, is_found = meant(address)
     try:
         listens = knock(asked, KNOCK_S)
     except OSError:
         return
     if listens:
-        check_token(asked)
+        check_token(asked, is_found)
