@@ -1,23 +1,27 @@
 """The files of checkpoints: in a directory that all nodes reach, or an object store.
 
-    DIRECTORY/<number>/slice-<group>-<index>    a slice: what has run on it, and its partitions
-    DIRECTORY/<number>/done                     written last: all of it is there
+    DIRECTORY/checkpoint-<number>/slice-<group>-<index>   what has run on a slice; its partitions
+    DIRECTORY/checkpoint-<number>/done                    written last: all of it is there
 
-A checkpoint without ``done`` is none. Files are written under other names first, and synced on a
-local file system; so a full disk or a kill leaves the last one whole.
+A checkpoint without ``done`` is none. Nothing else in the directory is looked at, or deleted. Files
+are written under other names first, and synced on a local file system; so a full disk or a kill
+leaves the last one whole.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import re
 from typing import Any, Final
 
 from clamor_ray import errors
 from clamor_ray._protocol.cause import cause_of
+from clamor_ray._recipes.matching.pickling import pickled
 from clamor_ray._store.disk import sync_now
 
 DONE: Final = "done"
+NAME: Final = re.compile(r"checkpoint-(\d+)")
 KEPT: Final = 2  # the newest, and the one before it
 
 
@@ -53,14 +57,14 @@ class CheckpointFiles:
         Raises:
             StorageError: The last checkpoint is as it was.
         """
-        return self._write(f"{number}/slice-{group}-{index}", pickle.dumps(content, protocol=5))
+        return self._write(number, f"slice-{group}-{index}", pickled(content))
 
     def read_slice(self, number: int, group: int, index: int) -> Any:
         """
         Raises:
             StorageError: It is not there, or not whole.
         """
-        return self._read(f"{number}/slice-{group}-{index}")
+        return self._read(number, f"slice-{group}-{index}")
 
     def finish(self, number: int, about: Any) -> None:
         """All slices are written. Older checkpoints go, but the one before.
@@ -68,10 +72,10 @@ class CheckpointFiles:
         Raises:
             StorageError: It does not count.
         """
-        self._write(f"{number}/{DONE}", pickle.dumps(about, protocol=5))
+        self._write(number, DONE, pickle.dumps(about, protocol=5))
         for old in sorted(self._numbers())[:-KEPT]:
             try:
-                self._files.delete_dir(f"{self._root}/{old}")
+                self._files.delete_dir(f"{self._root}/checkpoint-{old}")
             except OSError:  # it costs room, and the next checkpoint tries again
                 continue
 
@@ -85,9 +89,9 @@ class CheckpointFiles:
         from pyarrow import fs
 
         for number in sorted(self._numbers(), reverse=True):
-            path = f"{self._root}/{number}/{DONE}"
+            path = f"{self._root}/checkpoint-{number}/{DONE}"
             if self._files.get_file_info(path).type == fs.FileType.File:
-                return number, self._read(f"{number}/{DONE}")
+                return number, self._read(number, DONE)
         return None
 
     def next_number(self) -> int:
@@ -102,18 +106,20 @@ class CheckpointFiles:
         except OSError as failure:
             why = cause_of(failure)
             raise errors.StorageError(f"{self.place} cannot be read: {why}") from failure
-        return [int(each.base_name) for each in found if each.base_name.isdigit()]
+        matches = (NAME.fullmatch(each.base_name) for each in found)
+        return [int(each[1]) for each in matches if each is not None]
 
-    def _write(self, name: str, content: bytes) -> int:
+    def _write(self, number: int, file: str, content: bytes) -> int:
+        name = f"checkpoint-{number}/{file}"
         path = f"{self._root}/{name}"
         part = f"{path}.part" if self._is_local else path  # an object appears whole, or not at all
         try:
             if self._is_local:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                with open(part, "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
+                with open(part, "wb") as stream:
+                    stream.write(content)
+                    stream.flush()
+                    os.fsync(stream.fileno())
                 os.replace(part, path)
                 sync_now(os.path.dirname(path))
             else:
@@ -124,7 +130,8 @@ class CheckpointFiles:
             raise errors.StorageError(f"{self.place}/{name} is not written: {why}") from failure
         return len(content)
 
-    def _read(self, name: str) -> Any:
+    def _read(self, number: int, file: str) -> Any:
+        name = f"checkpoint-{number}/{file}"
         try:
             with self._files.open_input_stream(f"{self._root}/{name}") as stream:
                 return pickle.loads(stream.read())

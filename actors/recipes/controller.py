@@ -10,10 +10,11 @@ never held over a call that waits.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import cloudpickle
@@ -21,6 +22,7 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._protocol import ray_state
+from clamor_ray._protocol.cause import cause_of
 from clamor_ray._recipes.placement.controller_core import ControllerCore
 from clamor_ray._recipes.placement.messages import Checkpoint, Heartbeat, Report
 from clamor_ray._recipes.program.tables import Tables
@@ -34,7 +36,6 @@ logger = logging.getLogger("clamor_ray.recipes")
 
 CONCURRENCY: Final = {"calls": 64, "reports": 1, "ends": 1000}
 TICK_S: Final = 0.25
-ANSWER_S: Final = 30.0
 CHECKPOINT_S: Final = 3600.0
 LOST_S: Final = 120.0  # without a heartbeat: who dies is found otherwise, and at once
 LINGERS_S: Final = 1.0
@@ -61,28 +62,29 @@ class RecipeController:
         self._state = "starting"
         self._failure: errors.ClamorError | None = None
         self._restarts = self._moves = self._messages = 0
+        self._run = 0  # of the core, when it was last looked at
+        self._known: frozenset[str] = frozenset()  # who took part in it
+        self._why: dict[str, str] = {}  # of workers that are lost
         self._finished: Checkpoint | None = None
         self._rates: dict[str, tuple[float, int]] = {}
         self._workers = Workers(settings, self._on_end_of)
         self._over = threading.Event()
+        self._stops = False
         if ray_state.runtime_context().was_current_actor_reconstructed:
             self._take_over()
 
     def _take_over(self) -> None:
         """The process before was killed. The workers go on, and know where everything is."""
-        if not self._workers.find(ray_state.runtime_context().current_actor):
-            return  # it had started none: `start` is called again
-        last, name = self._last_checkpoint()
-        with self._lock:
+        found = self._workers.find(ray_state.runtime_context().current_actor)
+        with self._guarded():
+            if not found:
+                raise errors.ProgramLostError("Its controller and all its workers were lost.")
+            last, name = self._last_checkpoint()
             self._core = self._new_core(last, name)
-            try:
-                self._core.learn(self._workers.whereabouts())
-            except errors.ProgramError as failure:
-                self._state = "running"
-                self._fail(errors.ProgramLostError(f"Controller and workers are lost: {failure}"))
-                return
+            self._core.learn(self._workers.whereabouts())
             self._finished = last
             self._state = "running"
+            self._run, self._known = self._core.run, frozenset(self._core.members)
             self._send()
         threading.Thread(target=self._look_after, name="recipes-controller", daemon=True).start()
 
@@ -113,8 +115,9 @@ class RecipeController:
             self._core.begin({each.name: each.address for each in started})
             self._finished = last
             self._state = "running"
+            self._run, self._known = self._core.run, frozenset(self._core.members)
             orders = self._send()
-        ray_state.get(orders, timeout=ANSWER_S)  # its partitions are there
+        ray_state.get(orders)  # its partitions are there: no deadline, while their workers live
         threading.Thread(target=self._look_after, name="recipes-controller", daemon=True).start()
 
     def _new_core(self, last: Checkpoint | None, name: int) -> ControllerCore:
@@ -150,7 +153,7 @@ class RecipeController:
     @ray.method(concurrency_group="reports")
     def reports(self, reports: Sequence[Report]) -> None:
         """What has happened, in the order of each worker."""
-        with self._lock:
+        with self._guarded():
             for report in reports:
                 if isinstance(report, Heartbeat):
                     self._on_heartbeat(report)
@@ -163,10 +166,11 @@ class RecipeController:
     @ray.method(concurrency_group="reports")
     def heartbeat(self, heartbeat: Heartbeat) -> int:
         """A worker lives. The number below which nobody needs stages."""
-        with self._lock:
+        floor = 0
+        with self._guarded():
             floor = self._on_heartbeat(heartbeat)
             self._send()
-            return floor
+        return floor
 
     def _on_heartbeat(self, heartbeat: Heartbeat) -> int:
         if self._core is None:
@@ -197,56 +201,84 @@ class RecipeController:
                 )
             )
 
-    def _on_end_of(self, worker: str, why: str) -> None:
-        """A worker is lost: begins again at the last checkpoint, with those that are left, and one
-        in its place."""
+    @ray.method(concurrency_group="calls")
+    def cannot_go_on(self, why: str) -> None:
+        """A worker has something that it can neither load, nor send."""
         with self._lock:
-            if self._state != "running" or self._core is None:
-                return
-            if self._settings.place is None and self._workers.handle(worker) is not None:
-                self._fail(
-                    errors.ProgramLostError(
-                        f"Worker {worker} is lost ({why}), and the program has no checkpoints."
-                    )
+            self._fail(errors.ProgramLostError(f"The program cannot go on: {why}."))
+
+    def _on_end_of(self, worker: str, why: str) -> None:
+        """A worker is lost."""
+        with self._guarded():
+            self._why[worker] = why
+            if self._state == "ended" and self._failure is None:
+                self._failure = errors.ProgramLostError(
+                    f"Worker {worker} is lost ({why}), and what it had of the result."
                 )
-                return
-            run = self._core.run
-            self._core.on_lost(worker)
-            if self._core.run == run and not self._core.failure:
-                return  # others have said so before
-            logger.warning(
-                "worker %s is lost (%s): the program begins again at %s",
-                *(worker, why, self._said(self._core.checkpoints.last)),
-            )
-            self._restarts += 1
-            self._send()
+            elif self._state == "running" and self._core is not None:
+                self._core.on_lost(worker)
+                self._send()
+
+    def _look_for_losses(self, core: ControllerCore) -> None:
+        """The core begins again where a worker is lost, whoever has found that: others come in its
+        place."""
+        if core.failure:
+            lost = self._known
+        elif core.run != self._run:
+            lost = self._known - core.members
+        else:
+            self._known = frozenset(core.members)
+            return
+        if core.failure and not lost:
+            return  # others are on their way already
+        self._run, self._known = core.run, frozenset(core.members) - lost
+        said = ", ".join(f"{each} ({self._why.get(each, 'it is silent')})" for each in sorted(lost))
+        if self._settings.place is None:
+            self._fail(errors.ProgramLostError(f"Lost: {said}. The program has no checkpoints."))
+            return
+        last = core.checkpoints.last
+        at = "its beginning" if last is None else f"stage {last.number}"
+        logger.warning("lost: %s; the program begins again at %s", said, at)
+        self._restarts += 1
         threading.Thread(
-            target=self._replace, args=(worker,), name="recipes-replace", daemon=True
+            target=self._replace, args=(sorted(lost),), name="recipes-replace", daemon=True
         ).start()
 
-    @staticmethod
-    def _said(checkpoint: Checkpoint | None) -> str:
-        return "its beginning" if checkpoint is None else f"stage {checkpoint.number}"
-
-    def _replace(self, worker: str) -> None:
-        started = self._workers.replace(worker)
-        with self._lock:
-            if self._state != "running" or self._core is None:
+    def _replace(self, lost: Sequence[str]) -> None:
+        found = [self._workers.replace(worker) for worker in lost]
+        started = [each for each in found if each is not None]
+        with self._guarded():
+            core = self._core
+            if self._state != "running" or core is None:
                 return
-            if self._core.failure:  # it was the last one
-                if started is None:
-                    self._fail(errors.ProgramLostError(self._core.failure))
-                    return
-                run, last = self._core.run, self._core.checkpoints.last
-                self._core = self._new_core(last, self._next_name())
-                self._core.run = run
-                self._core.begin({started.name: started.address})
-            elif started is not None:
-                self._core.join(started.name, started.address)
+            if core.failure:  # all were lost
+                if not started:
+                    raise errors.ProgramLostError(f"All workers are lost: {core.failure}")
+                name = 1 if self._files is None else self._files.next_number()
+                self._core = self._new_core(core.checkpoints.last, name)
+                self._core.run = core.run
+                self._core.begin({each.name: each.address for each in started})
+                self._run, self._known = self._core.run, frozenset(self._core.members)
+            else:
+                for each in started:
+                    core.join(each.name, each.address)
             self._send()
 
-    def _next_name(self) -> int:
-        return 1 if self._files is None else self._files.next_number()
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Under the lock. Whatever goes wrong in it ends the program: nobody else would hear."""
+        with self._lock:
+            try:
+                yield
+            except Exception as failure:  # any: of a user's scheduling function, of files
+                logger.exception("the program cannot go on")
+                if self._state == "starting":
+                    self._state = "running"
+                self._fail(
+                    failure
+                    if isinstance(failure, errors.ProgramLostError)
+                    else errors.ProgramLostError(f"The controller failed: {cause_of(failure)}.")
+                )
 
     # -- the driver asks
 
@@ -294,15 +326,22 @@ class RecipeController:
         Args:
             nodes: Ray's ids, and the tasks that run there at once.
         """
+        core = self._core
+        assert core is not None
         wanted = dict(nodes)
-        started = [self._workers.add(node, n) for node, n in nodes if not self._workers.is_at(node)]
         with self._lock:
-            assert self._core is not None
-            for each in started:
-                self._core.join(each.name, each.address)
-            for name, node in self._workers.nodes().items():
+            staying = core.map.workers - core.leaving
+            at = {node: name for name, node in self._workers.nodes().items() if name in staying}
+        for node, n in nodes:
+            if node not in at:
+                started = self._workers.add(node, n)
+                with self._lock:
+                    core.join(started.name, started.address)
+                    self._send()
+        with self._lock:
+            for node, name in at.items():
                 if node not in wanted:
-                    self._core.leave(name)
+                    core.leave(name)
             self._send()
 
     @ray.method(concurrency_group="calls")
@@ -359,8 +398,9 @@ class RecipeController:
         with self._lock:
             if self._state in ("starting", "running"):
                 self._fail(errors.ProgramLostError("The program was stopped."))
-        if not self._over.is_set():
-            self._over.set()
+        self._over.set()
+        if not self._stops:
+            self._stops = True
             me = ray_state.runtime_context().current_actor
             # When who asked has its answer, and the workers have theirs.
             threading.Timer(LINGERS_S, ray.kill, [me]).start()
@@ -376,6 +416,7 @@ class RecipeController:
         if self._failure is None and self._state in ("starting", "running"):
             self._failure = failure
             self._end("failed")
+            self._over.set()  # nobody needs its workers any more
 
     def _end(self, state: str) -> None:
         self._state = state
@@ -384,6 +425,10 @@ class RecipeController:
     def _send(self) -> list[Any]:
         """Orders of the core, under the lock: each worker gets its own in their order."""
         assert self._core is not None
+        if self._state == "running":
+            self._look_for_losses(self._core)
+        if self._state == "failed":
+            return []
         sent = []
         for worker, order in self._core.take_outgoing():
             self._messages += 1
@@ -396,17 +441,12 @@ class RecipeController:
 
     def _look_after(self) -> None:
         while not self._over.wait(TICK_S):
-            with self._lock:
+            last = None
+            with self._guarded():
                 core = self._core
                 if core is None or self._state != "running":
                     continue
-                try:
-                    core.tick(time.monotonic())
-                except Exception as failure:  # any of the user's scheduling functions
-                    logger.exception("the program's scheduling functions failed")
-                    self._fail(
-                        errors.ProgramLostError(f"A scheduling function failed: {failure!r}")
-                    )
+                core.tick(time.monotonic())
                 self._send()
                 last = core.checkpoints.last
             if last is not None and last is not self._finished:

@@ -110,6 +110,8 @@ class Executors:
                 stage, self._functions[task.stage], task, n_next, received, self._partitions
             )
         except BaseException as failure:  # any, also SystemExit: it is the user's function's
+            if self._ends.is_set():
+                return False  # of a run that is over
             self._ends.set()
             self._work.failed(
                 StageFailure(

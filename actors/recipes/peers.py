@@ -32,12 +32,15 @@ from multiprocessing.connection import (
 )
 from typing import Any, Final
 
+from clamor_ray._recipes.matching.pickling import pickled
+
 logger = logging.getLogger("clamor_ray.recipes")
 
 HANDSHAKE_S: Final = 10.0
 CONNECT_S: Final = 10.0
 PAUSE_S: Final = 0.05
 BACKLOG: Final = 128
+BATCH_BYTES: Final = 4 << 20
 
 Address = tuple[str, int]
 
@@ -51,6 +54,7 @@ class Peers:
         secret: Of the program.
         received: (worker, message), in the order in which each worker has sent.
         lost: (worker, why).
+        failed: Is told what cannot be sent at all.
     """
 
     def __init__(
@@ -60,11 +64,13 @@ class Peers:
         secret: bytes,
         received: Callable[[str, Any], None],
         lost: Callable[[str, str], None],
+        failed: Callable[[str], None],
     ) -> None:
         self._me = me
         self._secret = secret
         self._received = received
         self._lost = lost
+        self._failed = failed
         self._listener = Listener((host, 0), backlog=BACKLOG)
         self._queues: dict[str, queue.SimpleQueue[Any]] = {}
         self._open: set[Connection] = set()
@@ -146,7 +152,7 @@ class Peers:
                 late.cancel()
             while True:
                 for message in pickle.loads(connection.recv_bytes()):
-                    self._received(worker, message)
+                    self._received(worker, pickle.loads(message))
         except Exception as failure:  # any: what was on it is not known
             if not self._closed.is_set() and worker is not None:
                 self._lost(worker, f"its connection ended: {failure!r}")
@@ -169,15 +175,10 @@ class Peers:
         try:
             connection.send_bytes(pickle.dumps(self._me))
             while True:
-                batch = [waiting.get()]
-                with contextlib.suppress(queue.Empty):
-                    while batch[-1] is not None:
-                        batch.append(waiting.get_nowait())
-                ends = batch[-1] is None
-                if messages := [each for each in batch if each is not None]:
-                    connection.send_bytes(pickle.dumps(messages, protocol=5))
-                if ends:
+                batch = _next_batch(waiting, self._failed)
+                if not batch:
                     return
+                connection.send_bytes(pickle.dumps(batch, protocol=5))
         except Exception as failure:  # any: the rest of the queue is not sent
             self._forget(worker, waiting)
             self._lost_unless_closed(worker, f"nothing can be sent to it: {failure!r}")
@@ -214,6 +215,28 @@ class Peers:
     def _lost_unless_closed(self, worker: str, why: str) -> None:
         if not self._closed.is_set():
             self._lost(worker, why)
+
+
+def _next_batch(waiting: queue.SimpleQueue[Any], failed: Callable[[str], None]) -> list[bytes]:
+    """Messages that wait, pickled: at least one, and some MiB, so that those that are whole are
+    acknowledged before all have come. Empty: there are no more."""
+    batch: list[bytes] = []
+    n_bytes = 0
+    while n_bytes < BATCH_BYTES:
+        try:
+            message = waiting.get(block=not batch)
+        except queue.Empty:
+            break
+        if message is None:
+            if batch:
+                waiting.put(None)  # for the next call
+            break
+        try:
+            batch.append(pickled(message))
+            n_bytes += len(batch[-1])
+        except Exception as failure:  # any of the user's objects'
+            failed(f"a partition, or a message, cannot be pickled: {failure!r}")
+    return batch
 
 
 def _shut(connection: Any) -> None:

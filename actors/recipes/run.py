@@ -94,6 +94,8 @@ class Run:
         decisions = begin.checkpoint.decisions if begin.loads and begin.checkpoint else {}
         with self._lock:
             self._core.start(begin.update, states, decisions)
+            if begin.loads and begin.checkpoint is not None:
+                self._core.on_floor(begin.checkpoint.number + 1)  # nobody needs what is before
             handle = self._handle()
         self._executors = Executors(tables, functions, self._partitions, self, n_threads)
         self._executors.start()

@@ -18,6 +18,7 @@ class ProgramSettings:
         place: Where checkpoints go; None: there are none.
         every_s: Between two of them; None: only when asked for.
         schedule: Pickled scheduling functions.
+        cpus: Tasks that run at once on a node that has so many CPUs; None: as many as it has.
         readers: Pickled: dataset -> what makes a partition of what it is given as.
         is_detached: It outlives its driver.
     """
@@ -30,4 +31,5 @@ class ProgramSettings:
     every_s: float | None
     schedule: bytes
     readers: bytes
+    cpus: int | None
     is_detached: bool

@@ -24,9 +24,11 @@ from ray.exceptions import ActorUnavailableError
 
 from clamor_ray import errors
 from clamor_ray._protocol import ray_state
+from clamor_ray._protocol.cause import cause_of
 from clamor_ray._recipes.placement.messages import (
     Begin,
     Envelope,
+    Heartbeat,
     Order,
     Report,
     Whereabouts,
@@ -104,10 +106,17 @@ class RecipeWorker:
         self._run: Run | None = None
         self._lock = threading.Lock()  # of what came before its run
         self._early: list[tuple[str, Envelope]] = []
+        self._begins: Begin | None = None  # it loads its partitions
+        self._failure: StageFailure | None = None
         self._ends = threading.Event()
         self._self = ray_state.runtime_context().current_actor
         self._peers = Peers(
-            me, ray.util.get_node_ip_address(), secret, self._on_message, self._on_lost
+            me,
+            ray.util.get_node_ip_address(),
+            secret,
+            self._on_message,
+            self._on_lost,
+            self._cannot_go_on,
         )
         for run in (self._beat, self._until_end):
             threading.Thread(target=run, name=f"recipes{run.__name__}", daemon=True).start()
@@ -134,18 +143,26 @@ class RecipeWorker:
         if isinstance(order, Begin):
             if self._run is not None:
                 self._run.end()
-            run = Run(
-                self._me,
-                self._tables,
-                self._functions,
-                order,
-                self._partitions_given,
-                self._place,
-                self._peers,
-                self._report,
-                self._failed,
-                self._n_threads,
-            )
+            self._begins = order
+            try:
+                run = Run(
+                    self._me,
+                    self._tables,
+                    self._functions,
+                    order,
+                    self._partitions_given,
+                    self._place,
+                    self._peers,
+                    self._report,
+                    self._failed,
+                    self._n_threads,
+                )
+            except Exception as failure:  # any of files, of Ray's, or of the user's objects
+                why = f"worker {self._me} cannot load its partitions: {cause_of(failure)}"
+                self._cannot_go_on(why)
+                raise
+            finally:
+                self._begins = None
             with self._lock:
                 self._run = run
                 early, self._early = self._early, []
@@ -213,10 +230,19 @@ class RecipeWorker:
         self._controller.reports.remote(reports)
 
     def _failed(self, failure: StageFailure) -> None:
+        self._failure = failure
         self._controller.failed.remote(failure)
+
+    def _cannot_go_on(self, why: str) -> None:
+        self._controller.cannot_go_on.remote(why)
 
     def _beat(self) -> None:
         while not self._ends.wait(HEARTBEAT_S):
+            if self._failure is not None:  # the controller may have been restarting
+                self._controller.failed.remote(self._failure)
+            if (begins := self._begins) is not None:
+                self._controller.heartbeat.remote(_loading(self._me, begins))
+                continue
             if (run := self._run) is None:
                 continue
             cpu = min(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
@@ -246,6 +272,18 @@ class RecipeWorker:
             time.sleep(KILLED_S)
         finally:
             os._exit(0)
+
+
+def _loading(me: str, begin: Begin) -> Heartbeat:
+    """It lives, and has nothing yet."""
+    return Heartbeat(
+        run=begin.run,
+        worker=me,
+        version=begin.update.version,
+        is_settled=False,
+        is_complete=False,
+        floor=0,
+    )
 
 
 def _as_it_is(value: Any) -> Any:

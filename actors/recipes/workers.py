@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -62,7 +63,6 @@ class Workers:
         self._ended = ended
         self._lock = threading.Lock()
         self._workers: dict[str, Started] = {}
-        self._n = 0
         self._controller: Any = None
         self._given: Mapping[Key, Any] = {}
 
@@ -83,23 +83,22 @@ class Workers:
         begins = f"{self._settings.name}-w"
         found = []
         for name in ray_state.actor_names():
-            if name.startswith(begins):
-                number = name.removeprefix(begins)
-                self._n = max(self._n, int(number))
+            if not name.startswith(begins):
+                continue
+            worker = name.removeprefix(f"{self._settings.name}-")
+            try:
                 handle = ray_state.get_actor(name, namespace=names.NAMESPACE)
-                try:
-                    about = ray_state.get(handle.about.remote(), timeout=ANSWER_S)
-                except RayError as failure:
-                    logger.warning("worker w%s does not answer: %r", number, failure)
-                    continue
+                about = ray_state.get(handle.about.remote(), timeout=ANSWER_S)
                 made = Started(
-                    name=f"w{number}",
+                    name=worker,
                     node_id=about.node_id,
                     n_threads=about.n_threads,
                     handle=handle,
                 )
                 self._given = about.given
                 found.append(self._started(made))
+            except (RayError, ValueError, errors.ClamorError) as failure:
+                logger.warning("worker %s does not answer: %r", worker, failure)
         return found
 
     def whereabouts(self) -> list[Whereabouts]:
@@ -125,7 +124,10 @@ class Workers:
         """One in place of another; None: its node cannot have one."""
         with self._lock:
             lost = self._workers.pop(name, None)
-        if lost is None or lost.node_id not in ray_state.alive_nodes():
+        if lost is None:
+            return None
+        ray.kill(lost.handle)  # it may live, and have been too slow
+        if lost.node_id not in ray_state.alive_nodes():
             return None
         try:
             return self.add(lost.node_id, lost.n_threads)
@@ -147,10 +149,6 @@ class Workers:
     def nodes(self) -> dict[str, str]:
         """Worker -> Ray's id of its node."""
         return {each.name: each.node_id for each in self.all()}
-
-    def is_at(self, node_id: str) -> bool:
-        """Whether there is one on the node."""
-        return node_id in self.nodes().values()
 
     def at(self, node_id: str) -> str:
         """
@@ -196,9 +194,10 @@ class Workers:
     # -- inside
 
     def _make(self, node_id: str, n_threads: int) -> Started:
-        with self._lock:
-            self._n += 1
-            name = f"w{self._n}"
+        cpus = self._settings.cpus
+        n_threads = n_threads if cpus is None else min(n_threads, cpus)
+        # No name comes twice, also where an earlier process of the controller has made workers.
+        name = f"w{os.urandom(4).hex()}"
         settings = self._settings
         handle = (
             ray.remote(concurrency_groups=CONCURRENCY)(RecipeWorker)

@@ -147,7 +147,7 @@ class Job:
         """
         self._check(dataset)
         self.wait(timeout_s)
-        parts = ray_state.get(self._call("partitions", dataset.number), timeout=CALL_S)
+        parts = self._fetched(self._call("partitions", dataset.number))
         return parts[0] if dataset.is_value else parts
 
     def stats(self) -> Any:
@@ -214,6 +214,18 @@ class Job:
     def _check(self, dataset: Dataset) -> None:
         if dataset not in self._datasets:
             raise errors.ProgramError(f"{dataset!r} is of another program.")
+
+    @staticmethod
+    def _fetched(references: list[Any]) -> list[Any]:
+        """They may be large: no deadline, while their workers live."""
+        try:
+            return list(ray_state.get(references))
+        except RayTaskError as failure:
+            raise failure.cause from None
+        except RayError as failure:
+            raise errors.ProgramLostError(
+                f"A worker was lost before the result was fetched: {cause_of(failure)}"
+            ) from None
 
     def _call(self, name: str, *args: Any) -> Any:
         deadline = time.monotonic() + CALL_S

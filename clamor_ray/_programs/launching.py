@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
 from clamor_ray._protocol import names, ray_state
+from clamor_ray._protocol.cause import cause_of
 from clamor_ray._protocol.handshake import SECRET_BYTES
 from clamor_ray._read.ref import GlobalRef
 from clamor_ray._recipes.program.builder import Dataset
@@ -22,7 +23,7 @@ from clamor_ray._tasks.function_pickler import FunctionPickler
 from clamor_ray.actors.recipes.controller import CONCURRENCY, RecipeController
 from clamor_ray.actors.recipes.settings import ProgramSettings
 
-START_S: Final = 120.0
+START_S: Final = 3600.0  # partitions may be large
 
 
 def launch(
@@ -67,7 +68,8 @@ def launch(
         name=f"program-{scope}-{os.urandom(4).hex()}",
         secret=os.urandom(SECRET_BYTES),
         program=_pickled(tables, functions),
-        nodes={node: min(n, cpus) if cpus else n for node, n in nodes.items()},
+        nodes=dict(nodes),
+        cpus=cpus,
         place=checkpoint,
         every_s=every_s,
         schedule=cloudpickle.dumps(tuple(schedule)),
@@ -89,14 +91,19 @@ def launch(
     )
     try:
         ray_state.get(controller.start.remote(given), timeout=START_S)
-    except ray.exceptions.GetTimeoutError as failure:
+    except BaseException as failure:  # also Ctrl-C: nobody could end it later
         ray.kill(controller)
-        raise errors.WaitTimeoutError(
-            f"The program's workers did not start within {START_S:g} s."
-        ) from failure
-    except ray.exceptions.RayTaskError as failure:
-        ray.kill(controller)
-        raise failure.cause from None
+        if isinstance(failure, ray.exceptions.RayTaskError):
+            raise failure.cause from None
+        if isinstance(failure, ray.exceptions.GetTimeoutError):
+            raise errors.WaitTimeoutError(
+                f"The program's partitions were not loaded within {START_S:g} s."
+            ) from failure
+        if isinstance(failure, ray.exceptions.RayError):
+            raise errors.ProgramLostError(
+                f"The program's controller was lost at its start: {cause_of(failure)}"
+            ) from failure
+        raise
     return controller
 
 

@@ -14,6 +14,7 @@ from clamor_ray._recipes.program.builder import Builder
 from clamor_ray._recipes.program.explaining import explain_text
 from clamor_ray._recipes.program.picture import explain_picture
 from clamor_ray._session import process_sessions
+from clamor_ray.actors.recipes.checkpoint_files import CheckpointFiles
 
 
 class Program(Builder):
@@ -71,7 +72,7 @@ class Program(Builder):
     def run(
         self,
         *,
-        checkpoint: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         every_s: float | None = None,
         schedule: Sequence[Callable[..., Any]] | None = None,
         workers: int | None = None,
@@ -112,6 +113,11 @@ class Program(Builder):
         session = process_sessions.current()
         if (every_s is not None) and checkpoint is None:
             raise ValueError("every_s needs checkpoint: where are they to go?")
+        place = None if checkpoint is None else os.fspath(checkpoint)
+        if place is not None and "://" not in place:
+            place = os.path.abspath(place)  # workers have other working directories
+        if place is not None:
+            CheckpointFiles(place)  # what cannot be opened is said here
         is_detached = not session.of_job
         nodes = dict(nodes_for(workers))
         controller = launch(
@@ -122,7 +128,7 @@ class Program(Builder):
             self.functions,
             self.datasets,
             nodes,
-            checkpoint=checkpoint,
+            checkpoint=place,
             every_s=every_s,
             schedule=schedule or (),
             cpus=cpus,

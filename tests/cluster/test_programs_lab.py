@@ -283,3 +283,57 @@ def test_a_driver_that_is_killed_leaves_nothing(lab: LocalCluster) -> None:
         assert len(pids) == N_NODES
         driver.kill()
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), END_S)
+
+
+def test_objects_of_the_users_own_classes(lab: LocalCluster, tmp_path: Path) -> None:
+    """They are sent, moved and stored."""
+    script: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Point:\n    def __init__(self, x):\n        self.x = x", script)
+    point = script["Point"]
+    program = Program()
+    points, total = program.dataset([point(n) for n in range(6)]), program.value(point(0))
+
+    def send_it(t: Any, each: Any) -> None:
+        time.sleep(0.01)
+        each.x += 1
+        t.send(0, each)
+
+    def add_up(t: Any, total: Any) -> Any:
+        return type(total)(total.x + sum(each.x for each in t.recv()))
+
+    with program.loop(max=50):
+        program.stage(send_it, writes=[points])
+        program.stage(add_up, writes=[total])
+    job = program.run(checkpoint=tmp_path)
+    assert job.checkpoint()
+    for n in range(6):
+        job.move(points, n, lab.node_ids[(n + 1) % N_NODES])
+    until(lambda: job.stats().checkpoint == 1, END_S)
+    assert job.result(total, END_S).x == sum(n + k for n in range(6) for k in range(1, 51))
+    job.stop()
+
+
+def test_a_scheduling_function_that_raises_ends_it(lab: LocalCluster) -> None:
+    def raises(workers: Any, partitions: Any, leaving: Any) -> Any:
+        if any(row.seconds for row in workers):
+            raise ValueError("no idea")
+        return {}
+
+    program, total = slow_rounds(10**6)
+    job = program.run(schedule=[raises])
+    with pytest.raises(errors.ProgramLostError, match="no idea"):
+        job.result(total, END_S)
+    job.stop()
+
+
+def test_all_workers_are_killed(lab: LocalCluster, tmp_path: Path) -> None:
+    program, total = slow_rounds(300)
+    job = program.run(checkpoint=tmp_path)
+    until(lambda: job.stats().workers[0].stage > 20, END_S)
+    assert job.checkpoint()
+    until(lambda: job.stats().checkpoint == 1, END_S)
+    for worker in job.stats().workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    assert job.result(total, END_S) == sum_of_rounds(300)
+    assert job.stats().restarts > 0
+    job.stop()

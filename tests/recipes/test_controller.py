@@ -129,7 +129,7 @@ def test_a_scheduling_function_moves_nothing_that_moves_nor_to_who_leaves() -> N
     controller.leave("w2")
     assert controller.move(0, 0, "w1")
     controller.take_outgoing()
-    controller._leaving.add("w1")  # it has still what the function has not moved
+    controller.leaving.add("w1")  # it has still what the function has not moved
     answer = {(0, 0): "w0", (0, 1): "w1", (2, 0): "w0"}
     controller._functions = (lambda workers, partitions, leaving: answer,)
     controller.schedule()

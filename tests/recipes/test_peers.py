@@ -20,12 +20,14 @@ class End:
     def __init__(self, name: str, secret: bytes = b"s" * 32) -> None:
         self.heard: list[tuple[str, Any]] = []
         self.lost: list[tuple[str, str]] = []
+        self.failed: list[str] = []
         self.peers = Peers(
             name,
             "127.0.0.1",
             secret,
             lambda who, what: self.heard.append((who, what)),
             lambda who, why: self.lost.append((who, why)),
+            self.failed.append,
         )
 
 
@@ -102,3 +104,13 @@ def test_a_connection_that_breaks_is_made_again(ends: list[End]) -> None:
         return ("a", 2) in b.heard
 
     until(arrives)
+
+
+def test_what_cannot_be_pickled_is_said_and_holds_up_nobody(ends: list[End]) -> None:
+    a, b = ends
+    a.peers.send("b", b.peers.address, threading.Lock())
+    a.peers.send("b", b.peers.address, "hello")
+    until(lambda: b.heard == [("a", "hello")])
+    (why,) = a.failed
+    assert "cannot be pickled" in why
+    assert a.lost == b.lost == []

@@ -25,7 +25,7 @@ def disturb(cluster: Cluster, rng: random.Random) -> None:
     """A move, a worker more, or one less."""
     controller = cluster.controller
     assert controller is not None
-    staying = sorted(controller.map.workers - controller._leaving)
+    staying = sorted(controller.map.workers - controller.leaving)
     kind = rng.random()
     if kind < 0.7:
         group, index = rng.choice(cluster.slices)
@@ -62,7 +62,7 @@ def _disturbed(rng: random.Random) -> None:
         disturb(cluster, rng)
     assert cluster.run_to_end() == plain(builder)
     n_tasks = sum(cluster.ran.values())
-    cluster.until(lambda: not controller._leaving and not controller._farewells.workers)
+    cluster.until(lambda: not controller.leaving and not controller._farewells.workers)
     cluster.settle()
     assert sum(cluster.ran.values()) == n_tasks
 

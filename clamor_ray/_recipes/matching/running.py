@@ -7,6 +7,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 from clamor_ray._recipes.matching.matcher import ReadyTask
+from clamor_ray._recipes.matching.pickling import pickled
 from clamor_ray._recipes.program.plain import decision_of
 from clamor_ray._recipes.program.tables import StageInfo
 from clamor_ray._recipes.program.task import Task, results_of
@@ -48,7 +49,7 @@ def run_task(
     sent: dict[int, list[bytes]] = {}
 
     def send(to: int, message: Any) -> None:
-        sent.setdefault(to, []).append(pickle.dumps(message, protocol=5))
+        sent.setdefault(to, []).append(pickled(message))
 
     handle = Task(
         stage,

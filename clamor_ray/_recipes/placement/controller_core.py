@@ -90,7 +90,7 @@ class ControllerCore:
         self._has_ticked = False
         self._scheduled_s = self._checkpoint_s = 0.0
         self._migrations = Migrations()
-        self._leaving: set[str] = set()
+        self.leaving: set[str] = set()
         self._farewells = Farewells()
         self._heartbeats = Heartbeats(lost_after_s)
         self._later: list[Callable[[], object]] = []
@@ -146,9 +146,9 @@ class ControllerCore:
             ProgramError: It takes no part, or all others leave too.
         """
         self._check_takes_part(worker)
-        others = self.map.workers - self._leaving - {worker}
+        others = self.map.workers - self.leaving - {worker}
         self._check(bool(others), f"{worker} is the last worker.")
-        self._leaving.add(worker)
+        self.leaving.add(worker)
         self._soon(self._schedule)
 
     def move(self, dataset: int, index: int, worker: str) -> bool:
@@ -161,7 +161,7 @@ class ControllerCore:
             ProgramError: No such partition or worker, or the worker leaves.
         """
         self._check_takes_part(worker)
-        self._check(worker not in self._leaving, f"{worker} leaves.")
+        self._check(worker not in self.leaving, f"{worker} leaves.")
         slice = slice_of(self._tables, dataset, index)
         if slice in self._migrations.slices or self.map.worker_of(slice) == worker:
             return False
@@ -207,7 +207,7 @@ class ControllerCore:
         are in their places, by the newest map.
         """
         worker = heartbeat.worker
-        if heartbeat.run != self.run or worker not in self._members:
+        if heartbeat.run != self.run or worker not in self.members:
             return 0
         self._heartbeats.take(heartbeat, now_s)
         if heartbeat.is_settled and heartbeat.version == self.map.version:
@@ -217,7 +217,7 @@ class ControllerCore:
 
     def on_lost(self, worker: str) -> None:
         """A worker does not answer. The job begins again at its last checkpoint."""
-        if worker not in self._members:
+        if worker not in self.members:
             return
         if self.map.workers == {worker}:
             self.failure = f"{worker} was the last worker, and it is lost."
@@ -229,7 +229,7 @@ class ControllerCore:
         if not self._has_ticked:
             self._scheduled_s = self._checkpoint_s = now_s
             self._has_ticked = True
-        for worker in self._heartbeats.lost(self._members, now_s):
+        for worker in self._heartbeats.lost(self.members, now_s):
             self.on_lost(worker)
         self._after_checkpoint(self.checkpoints.tick(now_s))
         if self._every_s is not None and now_s - self._scheduled_s >= self._every_s:
@@ -265,7 +265,7 @@ class ControllerCore:
     # -- who takes part
 
     @property
-    def _members(self) -> set[str]:
+    def members(self) -> set[str]:
         """Also those that have left, and have something still."""
         return self.map.workers | self._farewells.workers
 
@@ -281,12 +281,12 @@ class ControllerCore:
         self._heartbeats.forget_all()
         self._migrations.forget_all()
         self._outgoing = []
-        self._leaving &= workers.keys()
-        if not workers.keys() - self._leaving:
-            self._leaving = set()  # those that were to stay are lost
+        self.leaving &= workers.keys()
+        if not workers.keys() - self.leaving:
+            self.leaving = set()  # those that were to stay are lost
         if self.checkpoints.phase is not Phase.RESTS:
             self.checkpoints.fail("A worker was lost.")
-        placed = place(self._tables, self._functions, assigned, workers, self._leaving)
+        placed = place(self._tables, self._functions, assigned, workers, self.leaving)
         update = MapUpdate(version, placed, workers, is_whole=True)
         self.map.apply(update)
         for worker in sorted(workers):
@@ -298,17 +298,17 @@ class ControllerCore:
     def _join(self, worker: str, address: Any) -> None:
         if worker in self.map.addresses:
             return  # it was asked for twice
-        others = self._members
+        others = self.members
         self._push({}, {worker: address}, to=others)
         self._outgoing.append((worker, Begin(self.run, self.map.whole(), loads=False)))
         self._schedule()
 
     def _let_leave(self) -> None:
         """Those without slices, of which none is on its way."""
-        for worker in sorted(self._leaving - self._migrations.origins):
+        for worker in sorted(self.leaving - self._migrations.origins):
             if self.map.n_slices_of(worker) == 0:
-                self._leaving.discard(worker)
-                self._farewells.begin(worker, self._members)
+                self.leaving.discard(worker)
+                self._farewells.begin(worker, self.members)
                 self._push({}, left=frozenset({worker}))
 
     # -- the map
@@ -318,13 +318,13 @@ class ControllerCore:
             workers = worker_rows(self.map.workers, self._heartbeats.last)
             moving, heartbeats = self._migrations.slices, self._heartbeats.last
             partitions = partition_rows(self._tables, self.map.assigned, moving, heartbeats)
-            moves = function(workers, partitions, frozenset(self._leaving))
+            moves = function(workers, partitions, frozenset(self.leaving))
             self._move(checked(self._tables, moves, self.map.workers))
         self._let_leave()
 
     def _move(self, moves: Mapping[Slice, str]) -> None:
         """One step of the map. What moves already does not."""
-        able = self.map.workers - self._leaving
+        able = self.map.workers - self.leaving
         moves = {
             slice: worker
             for slice, worker in moves.items()
@@ -340,7 +340,7 @@ class ControllerCore:
     def _on_arrived(self, slice: Slice, worker: str, version: int) -> None:
         if self.map.worker_of(slice) != worker or not self._migrations.end(slice, version):
             return
-        if self._leaving:
+        if self.leaving:
             self._soon(self._schedule)  # what has come to one that leaves goes on
 
     def _push(
@@ -360,7 +360,7 @@ class ControllerCore:
         self._tell_all(update, to)
 
     def _tell_all(self, order: Order, workers: set[str] | None = None) -> None:
-        for worker in sorted(self._members if workers is None else workers):
+        for worker in sorted(self.members if workers is None else workers):
             self._outgoing.append((worker, order))
 
     def _settled(self) -> list[Heartbeat]:
