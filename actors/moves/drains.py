@@ -12,6 +12,9 @@ that are read most go first: the time may be too short for all.
 A region that was freed, and is still read by processes of other nodes, cannot move: a drain waits
 for them.
 
+If the server is lost meanwhile, what was there at that moment says how the drain ends: a moment
+later it is rebuilt elsewhere, and looks as if it had been moved.
+
 Thread safety: everything belongs to one asyncio loop.
 """
 
@@ -73,8 +76,6 @@ class _Drain:
         again_s: When that is.
         refused: Who had no room for a region, since all have last been asked.
         why: What has failed last.
-        there: What was on the server when the drain began, and when it was last seen alive.
-        moved: What of that was moved.
         n_moved: How many were moved.
         n_bytes: What that carried.
     """
@@ -87,8 +88,6 @@ class _Drain:
     again_s: dict[int, float] = field(default_factory=dict)
     refused: dict[int, set[int]] = field(default_factory=dict)
     why: str = ""
-    there: set[int] = field(default_factory=set)
-    moved: set[int] = field(default_factory=set)
     n_moved: int = 0
     n_bytes: int = 0
 
@@ -123,6 +122,8 @@ class Drains:
         self._leaving: set[int] = set()
         self._turns: dict[int, asyncio.Lock] = {}
         self._running: dict[int, set[asyncio.Task[None]]] = {}
+        # What was on servers that were lost while drains of them run, or wait for their turn.
+        self._left: dict[int, set[int]] = {}
 
     def take_back(self, leaving: Iterable[int]) -> None:
         """What the journal has."""
@@ -174,7 +175,7 @@ class Drains:
             JournalFullError: Nothing has changed.
         """
         began_s = time.monotonic()
-        if not self.others(server_id) and self._has_any(server_id):
+        if not self.others(server_id) and self._stays(server_id):
             raise errors.NoOtherNodeError(
                 f"Node {node_id} cannot be drained: no other node of the session can take what it "
                 "has."
@@ -182,15 +183,18 @@ class Drains:
         self._journal.leave(server_id, is_idle)
         self._leaving.add(server_id)
         drain = _Drain(server_id, self.load_bytes())
-        drain.there.update(self._core.homed_at(server_id))
         turn = self._turns.setdefault(server_id, asyncio.Lock())
         work = asyncio.ensure_future(self._in_turn(turn, drain))
         self._running.setdefault(server_id, set()).add(work)
+        if isinstance(self._core.locate(server_id), ServerLost) and server_id not in self._left:
+            self._left[server_id] = self._stays(server_id)  # but for what is rebuilt already
         try:
             with span("", "drain", node=node_id):
                 await asyncio.wait_for(work, timeout_s)
         except asyncio.TimeoutError:
-            if self._has_any(server_id):
+            if self._left.get(server_id):
+                self._raise_lost(drain, node_id)
+            if server_id not in self._left and self._stays(server_id):
                 self._raise_late(drain, node_id, timeout_s)
         except _Lost:
             self._raise_lost(drain, node_id)
@@ -202,11 +206,15 @@ class Drains:
             ) from None
         finally:
             self._running[server_id].discard(work)
+            if server_id in self._left:
+                self._leaving.discard(server_id)  # which a drain that began later has added again
+                if not self._running[server_id]:
+                    del self._left[server_id]
         return DrainResult(drain.n_moved, drain.n_bytes, time.monotonic() - began_s)
 
-    def _has_any(self, server_id: int) -> bool:
-        """Whether something is there that has to go first."""
-        return bool(self._core.homed_at(server_id) or self._read_elsewhere(server_id))
+    def _stays(self, server_id: int) -> set[int]:
+        """What is there that has to go first."""
+        return {*self._core.homed_at(server_id), *self._read_elsewhere(server_id)}
 
     def cancel(self, server_id: int) -> bool:
         """The server takes homes again. Drains of it that run raise ``DrainCancelledError``; a move
@@ -227,9 +235,11 @@ class Drains:
         self.stayed()
         return True
 
-    def forget(self, server_id: int) -> None:
-        """It is lost, or has left."""
+    def lost(self, server_id: int) -> None:
+        """It is lost, or has left. To be called before anything of it gets another home."""
         self._leaving.discard(server_id)
+        if self.is_running(server_id):
+            self._left[server_id] = self._stays(server_id)
 
     async def _in_turn(self, turn: asyncio.Lock, drain: _Drain) -> None:
         async with turn:
@@ -252,13 +262,11 @@ class Drains:
         while True:
             under_way = {region for region, _ in drain.running.values()}
             there = [each for each in self._core.homed_at(drain.server_id) if each not in under_way]
-            is_lost = isinstance(self._core.locate(drain.server_id), ServerLost)
+            is_lost = drain.server_id in self._left
             if is_lost and not drain.running:
-                if self._left(drain):
+                if self._left[drain.server_id]:
                     raise _Lost
                 return
-            if not is_lost:
-                drain.there.update(there)
             if not (there or drain.running or self._read_elsewhere(drain.server_id)):
                 return
             now_s = time.monotonic()
@@ -298,7 +306,8 @@ class Drains:
         try:
             drain.n_bytes += task.result()
             drain.n_moved += 1
-            drain.moved.add(region)
+            # A taker that had everything at the loss becomes the home.
+            self._left.get(drain.server_id, set()).discard(region)
             return
         except NoRoom as failure:
             drain.refused[region].add(taker)
@@ -322,11 +331,6 @@ class Drains:
         """Regions that were freed, whose home there processes of other nodes may still read."""
         freed = self._core.homed_at(server_id, RegionState.FREED)
         return [region for region in freed if self._core.waits_for(region) - {server_id}]
-
-    def _left(self, drain: _Drain) -> list[int]:
-        """What was not moved off a server that is lost, and is not freed."""
-        left = sorted(drain.there - drain.moved)
-        return [region for region in left if self._core.record_of(region) is not None]
 
     def _length_bytes(self, region: int) -> int:
         record = self._core.record_of(region)
@@ -356,8 +360,7 @@ class Drains:
         )
 
     def _raise_lost(self, drain: _Drain, node_id: str) -> NoReturn:
-        self.forget(drain.server_id)
-        left = self._left(drain)
+        left = sorted(self._left[drain.server_id])
         found = self._core.locate(drain.server_id)
         why = found.reason if isinstance(found, ServerLost) else ""
         raise errors.NodeLostError(

@@ -309,10 +309,10 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         self._meetings, self._news, self._task_ends = Meetings(), News(log), TaskEndLog()
         late.when_gone += [log.forget, rebuilds.forget, self._placements.forget]
         liveness.when_lost += [
+            lambda loss: self._drains.lost(loss.server_id),  # first: it notes what is there
             lambda loss: rebuilds.server_lost(loss.server_id),
             ends.server_lost,
             self._servers.server_lost,
-            lambda loss: self._drains.forget(loss.server_id),
             lambda loss: self._idle_nodes.forget(loss.server_id),
         ]
         self._often: dict[str, Callable[..., Awaitable[Any]]] = {

@@ -52,7 +52,7 @@ class Ends:
             return False
         self.ended.append(server_id)
         self.world.core.server_lost(server_id, LEFT)
-        self.world.drains.forget(server_id)
+        self.world.drains.lost(server_id)
         return True
 
 

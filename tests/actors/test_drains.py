@@ -287,6 +287,86 @@ def test_a_server_that_is_lost_when_all_is_moved_was_drained(world: World) -> No
     of(world, work)
 
 
+def test_a_freed_variable_that_others_read_is_lost_with_its_server(world: World) -> None:
+    async def work() -> None:
+        freed = world.add_region(GIVER)
+        world.core.lookup(freed, TAKER)
+        world.core.free(freed)
+        drained = asyncio.ensure_future(drain(world))
+        await asyncio.sleep(0.1)
+        assert world.home() == TAKER
+        assert not drained.done()
+        world.lose(GIVER)
+        with pytest.raises(errors.NodeLostError, match=f"variable {freed} .* was still there"):
+            await drained
+
+    of(world, work)
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+def test_a_time_that_is_over_after_the_loss_says_what_was_there(
+    is_rebuilt: bool, world: World
+) -> None:
+    """Whether it was rebuilt meanwhile or not. A move has not ended, and the second drain still
+    waits for its turn."""
+
+    async def work() -> None:
+        fake = FakeMoves(world)
+
+        async def never(region: int, taker: int) -> int:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        fake.move = never  # type: ignore[method-assign]
+        world.drains = Drains(world.core, world.journal, fake)
+        both = [asyncio.ensure_future(drain(world, timeout_s=0.2)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        world.lose(GIVER)
+        if is_rebuilt:
+            world.core.rehome(world.region, OTHER)
+        for drained in both:
+            with pytest.raises(errors.NodeLostError, match=f"variable {world.region} "):
+                await drained
+        assert world.drains.leaving == ()
+        assert not world.drains._left
+
+    of(world, work)
+
+
+def test_a_drain_in_turn_counts_what_the_one_before_it_moved(world: World) -> None:
+    async def work() -> None:
+        fake = FakeMoves(world)
+
+        async def move_and_lose(region: int, taker: int) -> int:
+            n_bytes = await FakeMoves.move(fake, region, taker)
+            world.lose(GIVER)
+            return n_bytes
+
+        fake.move = move_and_lose  # type: ignore[method-assign]
+        world.drains = Drains(world.core, world.journal, fake)
+        results = await asyncio.gather(drain(world), drain(world))
+        assert [each.moved for each in results] == [1, 0]
+
+    of(world, work)
+
+
+def test_what_others_have_moved_before_the_loss_is_safe(world: World) -> None:
+    async def work() -> None:
+        moved = world.add_region()
+        fake = FakeMoves(world)
+        fake.does = [MoveFailed("it is being moved")] * 10_000
+        world.drains = Drains(world.core, world.journal, fake)
+        drained = asyncio.ensure_future(drain(world))
+        await asyncio.sleep(0.05)
+        world.core.rehome(moved, OTHER)
+        world.lose(GIVER)
+        with pytest.raises(errors.NodeLostError, match=f"variable {world.region} ") as failure:
+            await drained
+        assert f"variable {moved}" not in failure.value.message
+
+    of(world, work)
+
+
 def uses(*reads: tuple[int, int]) -> NodeRoom:
     return NodeRoom(None, None, tuple(HomeUse(each, 9, n, 1.0, False) for each, n in reads))
 

@@ -231,7 +231,7 @@ def test_one_that_has_left_is_forgotten(world: World) -> None:
     async def work(rig: Rig) -> None:
         await until(lambda: rig.n_begun == 2)
         world.lose(GIVER)
-        rig.drains.forget(GIVER)
+        rig.drains.lost(GIVER)
         rig.idle.forget(GIVER)
         assert GIVER not in rig.idle._ours
         assert GIVER not in rig.idle._since_s

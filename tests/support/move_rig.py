@@ -274,6 +274,7 @@ class World:
     def lose(self, server_id: int) -> None:
         self.core.server_lost(server_id, "its node is dead")
         self.log.server_lost(server_id)
+        self.drains.lost(server_id)
         for key in [key for key in self.servers.homes if key[0] == server_id]:
             del self.servers.homes[key]
         for key in [key for key in self.servers.attempts if key[0] == server_id]:
