@@ -29,6 +29,10 @@ get_actor, get, wait, runtime_context = map(
 )
 
 
+class RayletEndedError(errors.SessionEndedError):
+    """This process's own raylet has ended, so nothing is known of the session itself."""
+
+
 async def within(seconds: float, reference: Any) -> Any:
     async def wait() -> Any:
         return await reference
@@ -88,13 +92,7 @@ def raylet_is_gone(node_id: str) -> bool:
     """
     for node in ray.nodes():
         if node["NodeID"] == node_id:
-            where = (node["NodeManagerAddress"], node["NodeManagerPort"])
-            try:
-                socket.create_connection(where, PING_S).close()
-            except ConnectionRefusedError:
-                return True
-            except OSError:  # no answer is no news
-                return False
+            return _refuses(node["NodeManagerAddress"], node["NodeManagerPort"])
     return False
 
 
@@ -104,7 +102,7 @@ def check_raylet() -> None:
     not.
 
     Raises:
-        SessionEndedError: The raylet of this process has ended.
+        RayletEndedError: The raylet of this process has ended.
     """
     node = ray_worker.global_worker.node
     if node is None or not node.raylet_socket_name:
@@ -113,18 +111,36 @@ def check_raylet() -> None:
         sock.settimeout(PING_S)
         try:
             sock.connect(node.raylet_socket_name)
-        except (ConnectionRefusedError, FileNotFoundError):
+        except ConnectionRefusedError:
             pass
+        except FileNotFoundError:  # it may be that only its file was removed
+            if not _refuses(node.node_ip_address, node.node_manager_port):
+                return
         except OSError:  # no answer is no news
             return
         else:
             return
-    raise errors.SessionEndedError(
-        "The session has ended: the raylet of this process has, as where the head of the cluster "
-        "is started again without its state.",
-        hint="Call clamor.shutdown(force=True), ray.shutdown() and ray.init(), then clamor.init(): "
-        "what a store has can be opened there. Or start the program again.",
+    raise RayletEndedError(
+        "This process is cut off from its session: its raylet has ended. Either the cluster was "
+        "started again without its state, or Ray on this node has ended; a session with a name may "
+        "live on.",
+        hint="Call clamor.shutdown(force=True), ray.shutdown() and ray.init(), then clamor.init(), "
+        "or clamor.init(session=NAME) for a session with a name. What a store has can be opened "
+        "there. Or start the program again.",
     )
+
+
+def _refuses(host: str, port: int | None) -> bool:
+    """Whether a host answers, and nothing listens there. No answer is no news."""
+    if not port:
+        return False
+    try:
+        socket.create_connection((host, port), PING_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def raylet_addresses(node_id: str) -> list[tuple[str, int]] | None:

@@ -98,7 +98,7 @@ def _get(reference: Any, timeout_s: float) -> Any:
     """As `ray.get`. A driver outlives its raylet, and waits in vain then.
 
     Raises:
-        SessionEndedError: The raylet has ended.
+        RayletEndedError: The raylet has ended.
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -203,6 +203,12 @@ def _said(info: SessionInfo, answer: Any) -> SessionInfo | None:
     """What a session has said; None: it has ended meanwhile."""
     try:
         report: SessionReport = await_rpc(answer, 0.1, owner=False)
+    except ray_state.RayletEndedError:  # which says nothing of the session
+        text = (
+            "What it has is not known: the raylet of this process has ended. Ask on another node, "
+            "or after ray.shutdown() and ray.init()."
+        )
+        return SessionInfo(info.name, info.scope, error=text)
     except (errors.SessionEndedError, errors.ClosedError):
         return None
     except errors.WaitTimeoutError:

@@ -192,7 +192,10 @@ def with_current(make: Callable[[Session], _T]) -> _T:
     session = current()
     try:
         return make(session)
+    except ray_state.RayletEndedError:
+        raise
     except (errors.ServerUnavailableError, errors.SessionEndedError):
+        ray_state.check_raylet()  # without one Ray may not answer what is asked next
         if not session._has_ended():
             raise
     _forget(session)
@@ -242,6 +245,7 @@ def _attach(scope: str | None) -> Session:
     starting.check_not_ray_client()
     in_worker = starting.in_worker()
     if not in_worker and session is None and _ended is not None:
+        ray_state.check_raylet()  # then init() fails, and the session may live on
         raise errors.SessionEndedError(
             f"Session {_ended.name or _ended.scope} has ended: another process has called "
             "clamor.shutdown(session=...), or the node of its registry is lost.",

@@ -12,12 +12,24 @@ import ray
 
 from clamor_ray import errors
 from clamor_ray._objects.layout import format_bytes
+from clamor_ray._protocol import ray_state
 from clamor_ray._session.drain import ANSWER_S
 from clamor_ray.cli.clusters import OpenSession, connected, node_of, open_sessions, watched
-from clamor_ray.cli.output import ID_DIGITS, WELL, WRONG, cluster_options, console, exits, say_json
+from clamor_ray.cli.output import (
+    ID_DIGITS,
+    NOT_CHECKED,
+    WELL,
+    WRONG,
+    cluster_options,
+    console,
+    exits,
+    say_json,
+)
 
 REACH_S: Final = ANSWER_S / 2  # of the time for an answer, what it may take to reach the cluster
 PRINTS_S: Final = 1.0  # what is left to say why a registry has not answered
+
+NOT_KNOWN: Final = "Not known: the raylet of the node that asked has ended."
 
 
 def longest_s(timeout_s: float) -> float:
@@ -34,10 +46,13 @@ def longest_s(timeout_s: float) -> float:
 def _asked(session: OpenSession, ask: Callable[[OpenSession], dict[str, Any]]) -> dict[str, Any]:
     """What one session says. What one cannot do is no reason to leave out another."""
     said: dict[str, Any] = {"name": session.info.name, "scope": session.info.scope, "error": ""}
-    if session.info.error:
-        return {**said, "error": session.info.error}
     try:
+        if session.info.error:
+            ray_state.check_raylet()  # it may be why
+            return {**said, "error": session.info.error}
         return {**said, **ask(session)}
+    except ray_state.RayletEndedError:  # the session may be well, and have all on the node still
+        return {**said, "error": NOT_KNOWN}
     except errors.SessionEndedError:
         return {**said, "ended": True}
     except errors.ClamorError as error:
@@ -72,7 +87,7 @@ def command(
     address.
 
     Exit status: 0, nothing is there any more, or nothing was; 1, some is there still; 2, it could
-    not be asked.
+    not be asked, or its answer was not heard.
     """
     if (node is None) != this_node or node == "":
         raise click.UsageError("Give a NODE, or --this-node.")
@@ -92,6 +107,14 @@ def command(
         say_json({"node_id": node_id, "sessions": said})
     else:
         _print(node_id, said)
+    if any(each["error"] == NOT_KNOWN for each in said):
+        click.echo(
+            "clamor: It is not known what is on the node: Ray on the machine of this command has "
+            "ended (its raylet). On another node, clamor status says what is lost, and clamor "
+            f"drain {node_id[:ID_DIGITS]} asks again if the node lives.",
+            err=True,
+        )
+        return NOT_CHECKED
     return WRONG if any(each["error"] for each in said) else WELL
 
 

@@ -159,7 +159,7 @@ def test_a_session_ends_with_its_cluster(comes_back: bool, monkeypatch: pytest.M
             *refused, last = said.splitlines()
             assert len(refused) == 2
             for line in refused:
-                assert line.startswith("SessionEndedError: The session has ended: the raylet of")
+                assert line.startswith("RayletEndedError: This process is cut off from its session")
                 assert "ray.init()" in line
             assert last == "True"
             assert driver.returncode == 0

@@ -86,7 +86,8 @@ def test_the_cause_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_driver_whose_raylet_has_ended_does_not_wait(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its socket may be there still, where nobody listens, or not."""
+    """Its socket may be there still, where nobody listens, or not. Where only the file was removed,
+    its port says that it lives."""
     asked: list[float] = []
 
     def get(reference: Any, timeout: float) -> Any:
@@ -95,16 +96,27 @@ def test_a_driver_whose_raylet_has_ended_does_not_wait(
 
     path = tmp_path / "raylet"
     monkeypatch.setattr(ray, "get", get)
-    node = types.SimpleNamespace(raylet_socket_name=str(path))
+    node = types.SimpleNamespace(raylet_socket_name=str(path), node_ip_address="127.0.0.1")
     monkeypatch.setattr(ray_state.ray_worker.global_worker, "node", node)
-    with socket.socket(socket.AF_UNIX) as raylet:
+    with socket.socket(socket.AF_UNIX) as raylet, socket.socket() as manager:
+        manager.bind(("127.0.0.1", 0))
+        node.node_manager_port = manager.getsockname()[1]
         for what in ("not there", "nobody listens"):
-            with pytest.raises(errors.SessionEndedError, match="the raylet of this process has"):
+            with pytest.raises(ray_state.RayletEndedError, match="its raylet has ended"):
                 rpc.await_rpc(None, 1000.0)
             assert asked == [rpc.LOOK_S], what
             asked.clear()
             if not path.exists():
                 raylet.bind(str(path))
+        path.unlink()
+        node.node_manager_port = None  # so nobody can say
+        ray_state.check_raylet()
+        manager.listen()
+        node.node_manager_port = manager.getsockname()[1]
+        ray_state.check_raylet()
+        raylet.close()
+    with socket.socket(socket.AF_UNIX) as raylet:
+        raylet.bind(str(path))
         raylet.listen()
         with pytest.raises(errors.WaitTimeoutError):
             rpc.await_rpc(None, 0.5)
