@@ -37,6 +37,7 @@ INSIDE: Final = {
     "A variable in pieces": "waits.md",
     "A variable with redundancy": "nodes.md",
     "A read without its home": "waits.md",
+    "What goes wrong with programs": "programs.md",
 }
 
 
