@@ -34,6 +34,7 @@ from clamor_ray._errors.files import (
     NoSuchFileError,
 )
 from clamor_ray._errors.names import NameTakenError, NoSuchNameError
+from clamor_ray._errors.nodes import NodeLostError, NoOtherNodeError
 from clamor_ray._errors.programs import ProgramError, ProgramLostError, StageFailedError
 from clamor_ray._errors.stores import (
     StoreAccessError,
@@ -433,21 +434,6 @@ class DrainCancelledError(ClamorError):
         "What was moved stays where it is now, and the rest stays on the node, which takes "
         "variables again. Call clamor.drain again if the node is to go."
     )
-
-
-class NodeLostError(ClamorError):
-    """The node that `clamor.drain` moves everything off was lost meanwhile."""
-
-    default_hint = (
-        "Variables with redundancy stay whole. Of the others comes back what other nodes have read "
-        "and what a source makes; HomeLostError names the rest: put that again."
-    )
-
-
-class NoOtherNodeError(ClamorError):
-    """`clamor.drain` found no other node that could take what the node has."""
-
-    default_hint = "Nothing was moved. Add a node to the cluster, or free variables, and try again."
 
 
 class TooFewNodesError(ClamorError):

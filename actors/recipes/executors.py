@@ -20,7 +20,6 @@ from clamor_ray._recipes.program.tables import Tables
 
 IDLE_S: Final = 1.0  # a wait for tasks, that is begun again
 BATCH: Final = 64  # tasks that one thread takes at once, while there are plenty
-NS: Final = 1e-9
 
 
 @dataclass(frozen=True)

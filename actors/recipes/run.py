@@ -240,9 +240,8 @@ class Run:
         """Without the lock."""
         with self._lock:
             asked = self._core.take_store()
-            completes = self._matcher.is_complete and not self._is_complete
-            self._is_complete = self._matcher.is_complete
-        if completes:  # the driver may wait for it
+            was_complete, self._is_complete = self._is_complete, self._matcher.is_complete
+        if self._is_complete and not was_complete:  # the driver may wait for it
             reports = [*reports, self.heartbeat(0.0)]
         if reports:
             self._report(reports)

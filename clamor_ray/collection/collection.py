@@ -306,10 +306,7 @@ class DataCollection(Operators):
         Example:
             >>> col = clamor.from_numpy(np.arange(100.0), partitions=4)
             >>> mean = col.iterate(
-            ...     0.0,
-            ...     map=lambda x, w: (x - w).sum(),
-            ...     update=lambda w, total: w + total / 100,
-            ...     max=3,
+            ...     0.0, map=lambda x, w: (x - w).sum(), update=lambda w, t: w + t / 100, max=3
             ... )
             >>> float(mean)
             49.5

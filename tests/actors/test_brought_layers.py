@@ -11,7 +11,7 @@ import pytest
 
 from clamor_ray import errors
 from clamor_ray.actors.commits.brought_layers import BroughtLayers
-from tests.actors.test_commits import HERE, THERE, World, request
+from tests.actors.test_commits import ELSEWHERE, HERE, THERE, World, moved, request, until
 
 
 def run(path: Path, work: Callable[[World], Awaitable[None]], timeout_s: float = 2.0) -> None:
@@ -38,6 +38,16 @@ def test_the_home_has_it_and_the_commit_refers_to_it(tmp_path: Path) -> None:
         assert world.homes.pulled == [(THERE, 7, 3)]  # staged there just now
         assert await world.commits.outcome(7) == {1: 1, 3: 1}
         assert world.homes.dropped == []
+
+    run(tmp_path, work)
+
+
+def test_a_home_that_has_moved_since_a_layer_was_brought_keeps_none(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        await world.commits.bring(request(7, 3))
+        moved(world, 3, ELSEWHERE)
+        await world.commits.commit(request(7, 3))
+        await until(lambda: world.homes.dropped == [(THERE, 7, [3])])
 
     run(tmp_path, work)
 

@@ -471,16 +471,6 @@ def test_a_home_that_moves_during_the_fetch_keeps_no_layer(run, is_refused: bool
     run(work)
 
 
-def test_a_home_that_has_moved_since_a_layer_was_brought_keeps_none(run) -> None:
-    async def work(world: World) -> None:
-        await world.commits.bring(request(7, 3))
-        moved(world, 3, ELSEWHERE)
-        await world.commits.commit(request(7, 3))
-        await until(lambda: world.homes.dropped == [(THERE, 7, [3])])
-
-    run(work)
-
-
 def test_a_conflict_that_is_there_already_ships_nothing(run) -> None:
     async def work(world: World) -> None:
         world.homes.homes[1] = (THERE,)
