@@ -459,6 +459,9 @@ class RecipeController:
             self._finished = last
         except errors.StorageError as failure:
             logger.warning("checkpoint %d does not count: %s", last.name, failure)
+            with self._lock:
+                if self._core is not None:
+                    self._core.checkpoints.error = str(failure)
 
 
 def _without_lines(tables: Tables) -> Any:
