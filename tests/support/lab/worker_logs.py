@@ -15,14 +15,32 @@ def since(began_s: float) -> dict[str, str]:
     Args:
         began_s: as `time.time()` gives it.
     """
-    worker = sys.modules.get("ray._private.worker")
-    if worker is None or worker.global_worker.node is None:
-        return {}
     found = {}
-    for path in sorted(Path(worker.global_worker.node.get_logs_dir_path()).glob("worker-*")):
+    for path in _paths():
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             if status.st_size and status.st_mtime >= began_s:
                 file.seek(max(0, status.st_size - LAST_BYTES))
                 found[path.name] = file.read().decode(errors="replace")
     return found
+
+
+def have(text: str, began_s: float) -> bool:
+    """Whether a worker has said this in a file that was written to since a time.
+
+    Args:
+        text: Of one line.
+        began_s: as of `since`.
+    """
+    return any(
+        text in path.read_text(errors="replace")
+        for path in _paths()
+        if path.stat().st_mtime >= began_s
+    )
+
+
+def _paths() -> list[Path]:
+    worker = sys.modules.get("ray._private.worker")
+    if worker is None or worker.global_worker.node is None:
+        return []
+    return sorted(Path(worker.global_worker.node.get_logs_dir_path()).glob("worker-*"))
