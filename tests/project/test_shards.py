@@ -76,6 +76,8 @@ def test_what_counts(case: str, tmp_path: Path) -> None:
     assert outcome.skipped == expected[2], said
     assert trouble in outcome.trouble
     assert bool(outcome.trouble) == bool(trouble)
+    said_again = " ".join(outcome.failures.values())
+    assert ("assert 0" in said_again) == (case == "fails"), "why is said once more at the end"
     assert not (tmp_path / "scratch").exists()
 
 
@@ -128,6 +130,15 @@ def test_the_last_line_and_the_exit_status(capfd: pytest.CaptureFixture[str]) ->
     assert (status, capfd.readouterr().out.splitlines()[-1]) == (0, "1 passed, 0 failed, 0 skipped")
     status = shards.main(["2", own, "-k", "no_test_has_this_name"])
     assert (status, capfd.readouterr().out.splitlines()[-1]) == (1, "0 passed, 0 failed, 0 skipped")
+
+
+def test_why_a_test_failed_is_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test_one.py").write_text("def test_it():\n    assert 7 == 8")
+    assert shards.main(["1", str(tmp_path / "test_one.py")]) == 1
+    _, last_part = capfd.readouterr().out.rsplit("==== test_one.test_it\n", 1)
+    *why, last = last_part.splitlines()
+    assert "E   assert 7 == 8" in why
+    assert last == "0 passed, 1 failed, 0 skipped"
 
 
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

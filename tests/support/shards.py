@@ -9,9 +9,9 @@ file (`--write-seconds` writes what it measured). Each process has a RAY_TMPDIR 
 processes that it leaves behind are ended, and named.
 
 A batch's output is printed when it ends. Where its process died, what its raylets logged last is,
-too: a driver whose raylet has died ends without a word. The last line is `N passed, N failed, N
-skipped`: an error, a process that died, and one that found no test count as failed, and make the
-exit status 1.
+too: a driver whose raylet has died ends without a word. Why each test failed is said once more at
+the end, in short. The last line is `N passed, N failed, N skipped`: an error, a process that died,
+and one that found no test count as failed, and make the exit status 1.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ DEADLINE_S = 2400.0  # of a batch: pytest's own timeout ends a test long before
 # Of a session of Ray; of the driver, which ends without a word where its raylet has.
 LOGS = ("gcs_server.*", "raylet.*", "python-core-driver-*.log")
 LOG_LINES = 15  # of each
+FAILURE_LINES = 15  # of a test's traceback, at the end
 LEFT_S = 5.0  # what a test's processes have to end by themselves after it
 NOTHING_COLLECTED = 5  # pytest's exit status
 
@@ -72,6 +73,7 @@ class Outcome:
         failed: with errors, and one more where the process died or found nothing.
         trouble: why the process itself counts as failed.
         seconds: of each file.
+        failures: the end of the traceback of each failed test, by its name.
     """
 
     passed: int = 0
@@ -79,6 +81,7 @@ class Outcome:
     skipped: int = 0
     trouble: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
 
 
 def read_seconds(path: Path = SECONDS_FILE) -> dict[str, float]:
@@ -136,6 +139,10 @@ def count(report: Path) -> Outcome:
         kinds = {child.tag for child in case}
         if kinds & {"failure", "error"}:
             outcome.failed += 1
+            name = f"{case.get('classname')}.{case.get('name')}"
+            of_it = [child.text or "" for child in case if child.tag in ("failure", "error")]
+            lines = "\n".join(of_it).splitlines()
+            outcome.failures[name] = "\n".join(lines[-FAILURE_LINES:])
         elif "skipped" in kinds:
             outcome.skipped += 1
         else:
@@ -301,6 +308,7 @@ def run_all(todo: Sequence[Batch], n_workers: int, arguments: Sequence[str]) -> 
                 total.failed += outcome.failed
                 total.skipped += outcome.skipped
                 total.seconds.update(outcome.seconds)
+                total.failures.update(outcome.failures)
 
     # Not threads that are joined: in Python 3.11 an interrupted join takes its thread for ended.
     with futures.ThreadPoolExecutor(n_workers, thread_name_prefix="shard") as pool:
@@ -343,6 +351,8 @@ def main(arguments: Sequence[str]) -> int:
     print(f"==== {time.monotonic() - began:.0f} s; the slowest files:")
     for name, seconds in slowest:
         print(f"{seconds:6.0f} s  {name}")
+    for name, text in total.failures.items():
+        print(f"==== {name}\n{text}")
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
     return 1 if total.failed or not total.passed else 0
 
