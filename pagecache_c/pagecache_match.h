@@ -71,6 +71,10 @@ int pc_match_fd(pc_matcher *matcher);
 int pc_match_shut(pc_matcher *matcher);
 /* No call may run, or begin. The matcher lives until all handles and descriptors are closed. */
 int pc_match_close_handle(pc_matcher *matcher);
+/* As pc_match_close_handle, at the end of a job: the heap's memory goes back to the kernel, whoever has it
+ * mapped, and no process may call anything more. This process's mapping stays, for objects may point into it:
+ * they have zeros now. */
+int pc_match_discard(pc_matcher *matcher);
 /* The waits of all processes end with PC_ERR_CLOSED, those that come too. */
 int pc_match_stop(pc_matcher *matcher);
 
@@ -93,10 +97,17 @@ struct pc_match_sent {
     uint64_t n_bytes;
 };
 
-/* Up to `most` tasks, which have begun; waits for the first one. Returns how many, 0 after timeout_ns. */
+/* Up to `most` tasks, which have begun; waits for the first one. Returns how many, 0 after timeout_ns. Where
+ * set_takers has said how many callers there are, a call takes at most its share of what is ready. */
 int64_t pc_match_take(pc_matcher *matcher, struct pc_match_ready *out, uint64_t most,
                       uint64_t timeout_ns);
-int pc_match_finish(pc_matcher *matcher, const struct pc_match_ready *tasks, uint64_t n);
+int pc_match_set_takers(pc_matcher *matcher, uint32_t n);
+/* took_ns: of each one's function, for pc_match_tallies; NULL: nobody has measured. */
+int pc_match_finish(pc_matcher *matcher, const struct pc_match_ready *tasks, const uint64_t *took_ns,
+                    uint64_t n);
+/* Group, index, tasks that have run here and nanoseconds in their functions, of each slice that any has run
+ * on. Returns how many slices; writes up to capacity of them. */
+int64_t pc_match_tallies(pc_matcher *matcher, uint64_t *out, uint64_t capacity);
 /* The messages to a task that runs, by sender. Returns how many there are; writes up to capacity. */
 int64_t pc_match_messages(pc_matcher *matcher, const struct pc_match_ready *task,
                           struct pc_match_message *out, uint64_t capacity);
@@ -120,7 +131,8 @@ int64_t pc_match_close_all(pc_matcher *matcher, const struct pc_match_ready *tas
  *     int kernel(struct pc_match_task *task, void **partitions, const size_t *n_bytes)
  *
  * partitions[i] and n_bytes[i]: of the i-th dataset that the stage accesses, in its table's order (reads,
- * then writes), as pc_match_set_partition has set them in this process; NULL and 0 where nobody has.
+ * then writes), as pc_match_set_partition has set them in this process, or else the data of its memory;
+ * NULL and 0 where it has none.
  * Returns 0; from a stage that decides, 1 for True and 0 for False; negative: it has failed, and the job
  * stops. It may run in several processes and threads at once, but for one slice never beside a writer.
  * It keeps no pointer that it is given. For numba, _native/matcher.py has this struct as a dtype, and the
@@ -150,6 +162,26 @@ int pc_match_set_kernel(pc_matcher *matcher, uint32_t stage, pc_match_kernel ker
 /* Where a partition lies in this process. Nothing may run on it. */
 int pc_match_set_partition(pc_matcher *matcher, uint32_t dataset, uint32_t index, void *address,
                            uint64_t n_bytes);
+
+/* ---------------------------------------------------------------- memory */
+
+/* The bytes of partitions, which all processes of the node have mapped. Only the task that writes a partition
+ * changes them, or, while nothing runs on it, the worker. */
+struct pc_match_memory {
+    void *address;             /* in this process; NULL: it has none */
+    uint64_t n_bytes;
+    uint64_t generation;       /* another one with each call of pc_match_set_memory */
+};
+/* Memory of nobody, aligned to 64 bytes. */
+int pc_match_new_memory(pc_matcher *matcher, uint64_t n_bytes, void **out);
+/* A partition's memory is this from now on; what it had is free, unless it is the same. Of it data_bytes from
+ * data_offset on are what kernels get. address NULL, and zeros: it has none. */
+int pc_match_set_memory(pc_matcher *matcher, uint32_t dataset, uint32_t index, void *address,
+                        uint64_t n_bytes, uint64_t data_offset, uint64_t data_bytes);
+int pc_match_memory_of(pc_matcher *matcher, uint32_t dataset, uint32_t index,
+                       struct pc_match_memory *out);
+/* The generations of all partitions: by group, index, and dataset within the group. *n: how many. */
+const uint64_t *pc_match_generations(pc_matcher *matcher, uint64_t *n);
 
 struct pc_match_ran {
     uint64_t n_ran;            /* tasks whose kernels have run */
@@ -217,7 +249,8 @@ struct pc_match_outgoing {
     uint64_t n_messages;
     uint64_t n_bytes;          /* of messages */
 };
-/* 1: something is there, or a held slice has come to rest. 0: after timeout_ns. */
+/* 1: something is there, a held slice has come to rest, or nothing is left to run here. 0: after
+ * timeout_ns. */
 int pc_match_wait_outgoing(pc_matcher *matcher, uint64_t timeout_ns);
 /* As many whole entries as fit, oldest first; they are gone from the outbox. Returns the bytes written;
  * *next_bytes = of the next entry, 0: there is none. */

@@ -27,6 +27,7 @@ from clamor_ray._native.base import (
 
 TASK: Final = struct.Struct("=QQQ")  # struct pc_match_ready
 OUTGOING: Final = struct.Struct("=QQQQQQQQ")  # struct pc_match_outgoing
+TALLY: Final = struct.Struct("=QQQQ")  # of pc_match_tallies
 CLOSING: Final = 1
 ANY: Final = (1 << 64) - 1
 SENT_BYTES: Final = 24
@@ -51,8 +52,8 @@ USUAL_BYTES: Final = 1 << 16
 _DIED: Final = "A process died while it changed the matcher of this node."
 _DIED_HINT: Final = "What it left cannot be trusted: begin again at the last checkpoint."
 _FULL_HINT: Final = (
-    "Messages wait for tasks that have not begun, or for other nodes. Give the matcher more "
-    "memory, or send less at a time."
+    "Messages wait there for tasks that have not begun. Use more nodes (job.scale), or send less "
+    "at a time."
 )
 
 
@@ -179,9 +180,25 @@ class MatcherHandle(_Handle):
         n = checked(self._call(c.lib.pc_match_take, out, most, ns(timeout_s)))
         return TASK.iter_unpack(c.ffi.buffer(out, n * TASK.size))
 
-    def finish(self, tasks: array[int]) -> None:
+    def finish(self, tasks: array[int], took_ns: array[int] | None) -> None:
+        """
+        Args:
+            tasks: Rows of `struct pc_match_ready`.
+            took_ns: Of each one's function.
+        """
         rows = c.ffi.from_buffer("struct pc_match_ready[]", tasks)
-        checked(self._call(c.lib.pc_match_finish, rows, len(tasks) // 3))
+        times = c.ffi.NULL if took_ns is None else c.ffi.from_buffer("uint64_t[]", took_ns)
+        checked(self._call(c.lib.pc_match_finish, rows, times, len(tasks) // 3))
+
+    def tallies(self) -> list[tuple[int, ...]]:
+        """Group, index, tasks and nanoseconds of slices."""
+        capacity = 1024
+        while True:
+            out = c.ffi.new("uint64_t[]", 4 * capacity)
+            n = checked(self._call(c.lib.pc_match_tallies, out, capacity))
+            if n <= capacity:
+                return list(TALLY.iter_unpack(c.ffi.buffer(out, n * TALLY.size)))
+            capacity = n
 
     def messages(self, task: Sequence[int]) -> list[bytes]:
         row = _row(task)
@@ -232,6 +249,48 @@ class MatcherHandle(_Handle):
         detail = last_detail() if ran.failed_code else ""
         tasks = list(TASK.iter_unpack(c.ffi.buffer(out, ran.n_tasks * TASK.size)))
         return Ran(n_ran=ran.n_ran, tasks=tasks, failed=failed, code=ran.failed_code, detail=detail)
+
+    # -- memory
+
+    def new_memory(self, n_bytes: int) -> tuple[int, memoryview]:
+        """Memory of nobody: its address, and its bytes."""
+        out = c.ffi.new("void **")
+        checked(self._call(c.lib.pc_match_new_memory, n_bytes, out))
+        return int(c.ffi.cast("uintptr_t", out[0])), self._bytes(out[0], n_bytes)
+
+    def set_memory(
+        self,
+        dataset: int,
+        index: int,
+        address: int,
+        n_bytes: int,
+        data_offset: int,
+        data_bytes: int,
+    ) -> None:
+        """A partition's memory is that; 0 and zeros: it has none."""
+        where = c.ffi.cast("void *", address)
+        arguments = (dataset, index, where, n_bytes, data_offset, data_bytes)
+        checked(self._call(c.lib.pc_match_set_memory, *arguments))
+
+    def memory_of(self, dataset: int, index: int) -> tuple[int, int, memoryview] | None:
+        """A partition's generation, address and bytes; None: it has none."""
+        out = c.ffi.new("struct pc_match_memory *")
+        checked(self._call(c.lib.pc_match_memory_of, dataset, index, out))
+        if not out.address:
+            return None
+        address = int(c.ffi.cast("uintptr_t", out.address))
+        return out.generation, address, self._bytes(out.address, out.n_bytes)
+
+    def generations(self) -> Sequence[int]:
+        """Of all partitions, as they are now: by group, index, and dataset within the group. Not to
+        be read when this is closed."""
+        n = c.ffi.new("uint64_t *")
+        first = c.lib.pc_match_generations(self._handle, n)
+        numbers: Any = self._bytes(first, 8 * n[0]).cast("Q")
+        return numbers  # type: ignore[no-any-return]
+
+    def _bytes(self, address: Any, n_bytes: int) -> memoryview:
+        return memoryview(c.ffi.buffer(c.ffi.cast("char *", address), n_bytes)).cast("B")
 
     # -- slices, and the order of stages
 
@@ -294,12 +353,23 @@ class MatcherHandle(_Handle):
 
     def close(self) -> None:
         """Ends this process's handle, and its waits. Idempotent; the matcher itself stays."""
+        pointer = self._shut()
+        if pointer is not None:
+            check(c.lib.pc_match_close_handle(pointer))
+
+    def discard(self) -> None:
+        """As `close`, and the memory of all partitions and messages is free, for all processes.
+        Objects that point into it stay readable, and have nothing more in them. Idempotent."""
+        pointer = self._shut()
+        if pointer is not None:
+            check(c.lib.pc_match_discard(pointer))
+
+    def _shut(self) -> Any:
         pointer = self._take()
-        if pointer is None:
-            return
-        check(c.lib.pc_match_shut(pointer))
-        self._drain()
-        check(c.lib.pc_match_close_handle(pointer))
+        if pointer is not None:
+            check(c.lib.pc_match_shut(pointer))
+            self._drain()
+        return pointer
 
 
 def _row(task: Sequence[int]) -> Any:

@@ -132,7 +132,9 @@ static int lay_out(const struct pc_match_tables *t, uint64_t window, struct pc__
     s->instances_at = place(end, window, sizeof(struct pc__match_instance));
     s->needs_at = place(end, window * s->most_accesses, sizeof(struct pc__match_need));
     s->ready_at = place(end, s->most_ready, sizeof(struct pc_match_ready));
-    (void)place(end, 0, 0);
+    s->n_partitions = n_partitions;
+    s->memories_at = place(end, n_partitions, sizeof(struct pc__match_memory));
+    s->generations_at = place(end, n_partitions, sizeof(uint64_t));
     *end = (*end + 63u) & ~(uint64_t)63u;
     return PC_OK;
 }
@@ -206,9 +208,7 @@ static int map(pc_matcher *m, uint64_t n_bytes)
 static int make_local(pc_matcher *m)
 {
     const struct pc__match_shared *s = m->shared;
-    uint64_t n_partitions = 0;
-    for (uint32_t i = 0; i < s->n_datasets; i++)
-        n_partitions += pc__match_dataset(m, i)->n_partitions;
+    const uint64_t n_partitions = s->n_partitions;
     m->kernels = calloc(s->n_stages, sizeof *m->kernels);
     m->partitions = calloc(n_partitions, sizeof *m->partitions);
     m->partition_bytes = calloc(n_partitions, sizeof *m->partition_bytes);
@@ -294,17 +294,34 @@ PC_API int pc_match_shut(pc_matcher *m)
     return PC_OK;
 }
 
-PC_API int pc_match_close_handle(pc_matcher *m)
+static void free_handle(pc_matcher *m)
 {
-    if (m->base)
-        munmap(m->base, m->shared->n_bytes);
     if (m->fd >= 0)
         close(m->fd);
     free(m->kernels);
     free(m->partitions);
     free(m->partition_bytes);
     free(m);
+}
+
+PC_API int pc_match_close_handle(pc_matcher *m)
+{
+    if (m->base)
+        munmap(m->base, m->shared->n_bytes);
+    free_handle(m);
     return PC_OK;
+}
+
+PC_API int pc_match_discard(pc_matcher *m)
+{
+    const struct pc__match_heap *heap = &m->shared->heap;
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = (heap->begin + page - 1u) & ~(page - 1u);
+    uint64_t end = (heap->begin + heap->n_bytes) & ~(page - 1u);
+    int rc = PC_OK;
+    if (end > first && madvise(m->base + first, end - first, MADV_REMOVE))
+        rc = pc__fail_errno("madvise of the matcher's memory");
+    free_handle(m);
+    return rc;
 }
 
 PC_API int pc_match_stop(pc_matcher *m)

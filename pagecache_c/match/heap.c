@@ -183,6 +183,6 @@ int pc__match_full(const pc_matcher *m)
 {
     const struct pc__match_heap *heap = &m->shared->heap;
     return pc__fail(PC_ERR_NO_SPACE,
-                    "the matcher's memory for messages is full: %llu of %llu bytes are in use",
+                    "the memory of programs on this node is full: partitions and messages have %llu of %llu bytes",
                     (unsigned long long)heap->used_bytes, (unsigned long long)heap->n_bytes);
 }

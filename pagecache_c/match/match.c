@@ -195,7 +195,7 @@ void pc__match_take_back(pc_matcher *m, const struct pc__match_slice *of)
     s->ready_end = kept;
 }
 
-int pc__match_ended(pc_matcher *m, const struct pc_match_ready *task)
+int pc__match_ended(pc_matcher *m, const struct pc_match_ready *task, uint64_t took_ns)
 {
     struct pc__match_slice *slice = pc__match_running(m, task);
     if (!slice)
@@ -203,6 +203,8 @@ int pc__match_ended(pc_matcher *m, const struct pc_match_ready *task)
     const struct pc__match_instance *instance = pc__match_instance(m, task->number);
     const struct pc_match_stage *stage = pc__match_stage(m, instance->stage);
     not_running(slice, running_at(slice, task->number));
+    slice->n_ran++;
+    slice->busy_ns += took_ns;
     for (uint32_t i = 0; i < stage->n_accesses; i++) {
         const struct pc_match_access *access = pc__match_access(m, stage->first_access + i);
         struct pc__match_partition *partition = accessed(m, slice, access);
@@ -214,7 +216,9 @@ int pc__match_ended(pc_matcher *m, const struct pc_match_ready *task)
     if (slice->inboxes)
         pc__match_drop_inbox(m, slice, task->number);
     pc__match_slice_now(m, slice);
-    if (slice->is_held && !slice->n_running) {
+    if (slice->n_running)
+        return PC_OK;
+    if (slice->is_held || (!pc__match_first(m, slice) && pc__match_is_complete(m))) {
         m->shared->n_rests++;
         m->shared->has_out_news = 1;
     }

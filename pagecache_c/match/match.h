@@ -70,11 +70,19 @@ struct pc__match_partition {
     uint64_t finished;
     uint64_t writing;
 };
+struct pc__match_memory { /* of a partition; at 0: it has none */
+    uint64_t at;
+    uint64_t n_bytes;
+    uint64_t data_offset;
+    uint64_t data_bytes;
+};
 struct pc__match_slice {
     uint64_t passed; /* all its stages up to this number have begun; 0: unknown */
     uint64_t running[PC__MATCH_AHEAD];
     uint64_t inboxes;
     uint64_t first_partition;
+    uint64_t n_ran; /* tasks, here, and how long their functions took */
+    uint64_t busy_ns;
     uint32_t group;
     uint32_t index;
     uint32_t n_running;
@@ -131,7 +139,8 @@ struct pc__match_shared {
     uint32_t most_accesses; /* of a stage */
     uint32_t most_senders;
     uint64_t datasets_at, accesses_at, stages_at, steps_at, counters_at, groups_at, slices_at;
-    uint64_t partitions_at, instances_at, needs_at, ready_at;
+    uint64_t partitions_at, instances_at, needs_at, ready_at, memories_at, generations_at;
+    uint64_t n_partitions;
 
     pthread_mutex_t lock;
     _Atomic uint32_t is_broken;
@@ -152,7 +161,11 @@ struct pc__match_shared {
     uint64_t ready_first; /* of a ring; both only grow */
     uint64_t ready_end;
     uint64_t out_first, out_last;
-    uint64_t n_rests; /* of held slices, that no wait for the outbox has been told of */
+    /* Of held slices, and of all when nothing is left to run, that no wait for the outbox was told of. */
+    uint64_t n_rests;
+    uint64_t unfinished; /* a slice that had not ended when is_complete looked last */
+    uint32_t n_takers;   /* processes and threads that take tasks; 0: nobody has said it */
+    uint32_t unused;
     struct pc__match_heap heap;
 };
 
@@ -183,6 +196,14 @@ PC__MATCH_TABLE(group, pc__match_group)
 PC__MATCH_TABLE(slice, pc__match_slice)
 PC__MATCH_TABLE(partition, pc__match_partition)
 
+static inline struct pc__match_memory *pc__match_memory(const pc_matcher *m, uint64_t slot)
+{
+    return (struct pc__match_memory *)pc__match_at(m, m->shared->memories_at) + slot;
+}
+static inline uint64_t *pc__match_generation(const pc_matcher *m, uint64_t slot)
+{
+    return (uint64_t *)pc__match_at(m, m->shared->generations_at) + slot;
+}
 static inline const struct pc_match_access *pc__match_access(const pc_matcher *m, uint64_t i)
 {
     return (struct pc_match_access *)pc__match_at(m, m->shared->accesses_at) + i;
@@ -230,6 +251,7 @@ int pc__match_full(const pc_matcher *m); /* PC_ERR_NO_SPACE, and its message */
 /* order.c */
 void pc__match_extend(pc_matcher *m);
 int pc__match_answered(pc_matcher *m, uint64_t number, bool value);
+bool pc__match_is_complete(pc_matcher *m);
 
 /* match.c */
 void pc__match_slice_now(pc_matcher *m, struct pc__match_slice *slice);
@@ -241,7 +263,7 @@ bool pc__match_has_begun(const pc_matcher *m, const struct pc__match_slice *slic
 bool pc__match_is_late(const pc_matcher *m, const struct pc__match_slice *slice, uint64_t number);
 /* Takes what is ready back, of one slice, or (NULL) of all later than the limit. */
 void pc__match_take_back(pc_matcher *m, const struct pc__match_slice *of);
-int pc__match_ended(pc_matcher *m, const struct pc_match_ready *task);
+int pc__match_ended(pc_matcher *m, const struct pc_match_ready *task, uint64_t took_ns);
 /* NULL, and a message: there is no such slice, or it is not here. */
 struct pc__match_slice *pc__match_find(pc_matcher *m, uint64_t group, uint64_t index);
 struct pc__match_slice *pc__match_find_here(pc_matcher *m, uint64_t group, uint64_t index);

@@ -252,15 +252,19 @@ static bool is_done(pc_matcher *m, struct pc__match_slice *slice)
     return !slice->n_running && !pc__match_first(m, slice);
 }
 
-static bool is_complete(pc_matcher *m)
+/* From the slice on that had not ended last time: so a program's last tasks do not each look at all. */
+bool pc__match_is_complete(pc_matcher *m)
 {
-    const struct pc__match_shared *s = m->shared;
+    struct pc__match_shared *s = m->shared;
     if (s->step >= 0 || s->waits)
         return false;
     for (uint64_t i = 0; i < s->n_slices; i++) {
-        struct pc__match_slice *slice = pc__match_slice(m, i);
-        if (slice->is_here && !is_done(m, slice))
+        uint64_t at = (s->unfinished + i) % s->n_slices;
+        struct pc__match_slice *slice = pc__match_slice(m, at);
+        if (slice->is_here && !is_done(m, slice)) {
+            s->unfinished = at;
             return false;
+        }
     }
     return true;
 }
@@ -315,7 +319,7 @@ PC_API int pc_match_is_complete(pc_matcher *m)
     int rc = pc__match_lock(m);
     if (rc)
         return rc;
-    rc = is_complete(m);
+    rc = pc__match_is_complete(m);
     pc__match_unlock(m);
     return rc;
 }
@@ -332,7 +336,7 @@ PC_API int pc_match_progress_of(pc_matcher *m, uint64_t number, struct pc_match_
                                       .n_known = s->n_known,
                                       .n_ready = s->ready_end - s->ready_first,
                                       .heap_used_bytes = s->heap.used_bytes,
-                                      .is_complete = is_complete(m),
+                                      .is_complete = pc__match_is_complete(m),
                                       .has_reached = number <= s->n_known &&
                                                      (after || !sends(m, number))};
     for (uint64_t i = 0; i < s->n_slices; i++) {

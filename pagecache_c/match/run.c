@@ -19,6 +19,7 @@ struct batch {
     uint64_t *first_message; /* of each task, in messages */
     uint64_t *first_sent;
     int *codes;
+    uint64_t *took_ns;
     uint64_t n;
     struct pc_match_message *messages;
     uint64_t n_messages, messages_room;
@@ -123,8 +124,11 @@ static int call_kernel(pc_matcher *m, struct batch *batch, uint64_t i, void **pa
     for (uint32_t k = 0; k < stage->n_accesses; k++) {
         uint32_t dataset = pc__match_access(m, stage->first_access + k)->dataset;
         uint64_t at = first + pc__match_dataset(m, dataset)->place;
-        partitions[k] = m->partitions[at];
-        n_bytes[k] = m->partition_bytes[at];
+        const struct pc__match_memory *memory = pc__match_memory(m, at);
+        bool is_shared = !m->partitions[at] && memory->at;
+        partitions[k] =
+            is_shared ? pc__match_at(m, memory->at + memory->data_offset) : m->partitions[at];
+        n_bytes[k] = is_shared ? memory->data_bytes : m->partition_bytes[at];
     }
     view->messages = batch->messages + batch->first_message[i];
     batch->error = PC_OK;
@@ -168,13 +172,13 @@ static int tell(pc_matcher *m, struct batch *batch, uint64_t i)
         if (rc)
             return rc;
     }
-    return pc__match_ended(m, task);
+    return pc__match_ended(m, task, batch->took_ns[i]);
 }
 
 static int run_batch(pc_matcher *m, struct batch *batch, void **partitions, size_t *n_bytes,
                      struct pc_match_ready *out, struct pc_match_ran *ran)
 {
-    uint64_t n_run = 0;
+    uint64_t n_run = 0, began_ns = pc__match_deadline(0);
     batch->out.n_sent = batch->out.n_data = 0;
     for (uint64_t i = 0; i < batch->n; i++) {
         batch->first_sent[i] = batch->out.n_sent;
@@ -182,6 +186,9 @@ static int run_batch(pc_matcher *m, struct batch *batch, void **partitions, size
         if (!batch->kernels[i] || ran->failed_code)
             continue;
         int code = call_kernel(m, batch, i, partitions, n_bytes);
+        uint64_t ended_ns = pc__match_deadline(0);
+        batch->took_ns[i] = ended_ns - began_ns;
+        began_ns = ended_ns;
         if (code < 0) {
             ran->failed = batch->tasks[i];
             ran->failed_code = code;
@@ -227,6 +234,7 @@ static void free_batch(struct batch *batch)
     free(batch->first_message);
     free(batch->first_sent);
     free(batch->codes);
+    free(batch->took_ns);
     free(batch->messages);
     free(batch->out.sent);
     free(batch->out.data);
@@ -242,7 +250,8 @@ PC_API int pc_match_run(pc_matcher *m, uint64_t most, uint64_t timeout_ns, struc
                           .kernels = calloc(most, sizeof *batch.kernels),
                           .first_message = calloc(most, sizeof *batch.first_message),
                           .first_sent = calloc(most + 1u, sizeof *batch.first_sent),
-                          .codes = calloc(most, sizeof *batch.codes)};
+                          .codes = calloc(most, sizeof *batch.codes),
+                          .took_ns = calloc(most, sizeof *batch.took_ns)};
     void **partitions = calloc(m->shared->most_accesses, sizeof *partitions);
     size_t *n_bytes = calloc(m->shared->most_accesses, sizeof *n_bytes);
     int rc = PC_OK;
@@ -250,7 +259,7 @@ PC_API int pc_match_run(pc_matcher *m, uint64_t most, uint64_t timeout_ns, struc
     if (!most)
         rc = pc__fail(PC_ERR_RANGE, "0 tasks at a time");
     else if (!batch.tasks || !batch.views || !batch.kernels || !batch.first_message ||
-             !batch.first_sent || !batch.codes || !partitions || !n_bytes)
+             !batch.first_sent || !batch.codes || !batch.took_ns || !partitions || !n_bytes)
         rc = pc__fail(PC_ERR_NO_MEMORY, "a batch of %llu tasks", (unsigned long long)most);
     const uint64_t until_ns = pc__match_deadline(AT_ONCE_NS);
     while (!rc && !ran->n_tasks && !ran->failed_code && pc__match_deadline(0) < until_ns) {

@@ -4,7 +4,9 @@
 uint64_t pc__match_take_ready(pc_matcher *m, struct pc_match_ready *out, uint64_t most)
 {
     struct pc__match_shared *s = m->shared;
-    uint64_t n = 0;
+    uint64_t n_ready = s->ready_end - s->ready_first, n = 0;
+    if (s->n_takers > 1u && most > (n_ready + s->n_takers - 1u) / s->n_takers)
+        most = (n_ready + s->n_takers - 1u) / s->n_takers; /* the others get theirs */
     for (; n < most && s->ready_first < s->ready_end; n++)
         out[n] = *pc__match_ready(m, s->ready_first++);
     return n;
@@ -45,13 +47,44 @@ PC_API int64_t pc_match_take(pc_matcher *m, struct pc_match_ready *out, uint64_t
     return (int64_t)n;
 }
 
-PC_API int pc_match_finish(pc_matcher *m, const struct pc_match_ready *tasks, uint64_t n)
+PC_API int pc_match_set_takers(pc_matcher *m, uint32_t n)
+{
+    int rc = pc__match_lock(m);
+    if (rc)
+        return rc;
+    m->shared->n_takers = n;
+    pc__match_unlock(m);
+    return PC_OK;
+}
+
+PC_API int pc_match_finish(pc_matcher *m, const struct pc_match_ready *tasks, const uint64_t *took_ns,
+                           uint64_t n)
 {
     int rc = pc__match_lock(m);
     if (rc)
         return rc;
     for (uint64_t i = 0; i < n && !rc; i++)
-        rc = pc__match_ended(m, &tasks[i]);
+        rc = pc__match_ended(m, &tasks[i], took_ns ? took_ns[i] : 0);
     pc__match_unlock(m);
     return rc;
+}
+
+PC_API int64_t pc_match_tallies(pc_matcher *m, uint64_t *out, uint64_t capacity)
+{
+    int rc = pc__match_lock(m);
+    if (rc)
+        return rc;
+    const struct pc__match_shared *s = m->shared;
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < s->n_slices; i++) {
+        const struct pc__match_slice *slice = pc__match_slice(m, i);
+        if (!slice->n_ran)
+            continue;
+        if (n < capacity)
+            memcpy(out + 4 * n, (uint64_t[]){slice->group, slice->index, slice->n_ran, slice->busy_ns},
+                   4 * sizeof *out);
+        n++;
+    }
+    pc__match_unlock(m);
+    return (int64_t)n;
 }

@@ -276,7 +276,7 @@ static void test_killed_in_the_lock(void)
     CHECK(pc_match_take(m, out, 8, 60 * SECOND_NS) == PC_ERR_MEMBER, "%s", pc_last_message());
     pthread_join(thread, NULL);
     CHECK(now_ns() - began < 20 * SECOND_NS, "a wait did not end");
-    CHECK(pc_match_finish(m, out, 0) == PC_ERR_MEMBER, "finish");
+    CHECK(pc_match_finish(m, out, NULL, 0) == PC_ERR_MEMBER, "finish");
     CHECK(pc_match_add(m, 0, 0, "", 0) == PC_ERR_MEMBER, "add");
     CHECK(pc_match_hold(m, 0, 0) == PC_ERR_MEMBER, "hold");
     CHECK(pc_match_decide(m, 1, 1, 1) == PC_ERR_MEMBER, "decide");
@@ -394,10 +394,113 @@ static void test_rest(void)
     CHECK(pc_match_hold(m, 0, 0) == 0, "it runs");
     CHECK(pc_match_wait_outgoing(m, 0) == 0, "it runs still");
     CHECK(pc_match_close_all(m, out, NULL, 0, NULL, 0, NULL) == 0, "%s", pc_last_message());
-    OK(pc_match_finish(m, out, 1));
+    OK(pc_match_finish(m, out, NULL, 1));
     CHECK(pc_match_wait_outgoing(m, 0) == 1, "it has come to rest");
-    CHECK(pc_match_finish(m, out, 1) == PC_ERR_RANGE, "twice");
+    CHECK(pc_match_finish(m, out, NULL, 1) == PC_ERR_RANGE, "twice");
     pc_match_close_handle(m);
+}
+
+static void test_complete_wakes(void)
+{
+    rounds = 3;
+    pc_matcher *m = new_matcher(2, 100, 1 << 16);
+    struct pc_match_ready task;
+    const uint64_t took_ns = 7;
+    uint64_t tallies[2][4] = {{0}};
+    add_all(m, 2);
+    uint32_t n = 0;
+    while (pc_match_take(m, &task, 1, 0) == 1) {
+        CHECK(pc_match_wait_outgoing(m, 0) == 0, "a task is left: %u have run", n);
+        if (task.stage != 2)
+            CHECK(pc_match_close_all(m, &task, NULL, 0, NULL, 0, NULL) == 0, "%s", pc_last_message());
+        OK(pc_match_finish(m, &task, &took_ns, 1));
+        n++;
+    }
+    CHECK(n > 2 && pc_match_is_complete(m) == 1, "%u tasks have run", n);
+    CHECK(pc_match_wait_outgoing(m, 0) == 1, "nothing is left to run");
+    CHECK(pc_match_wait_outgoing(m, 0) == 0, "it is said once");
+    CHECK(pc_match_tallies(m, tallies[0], 1) == 3, "of three slices");
+    CHECK(pc_match_tallies(m, tallies[0], 2) == 3, "of three slices");
+    CHECK(tallies[1][1] == 1 && tallies[1][2] > 1 && tallies[1][3] == 7 * tallies[1][2], "%u tasks, %u ns",
+          (unsigned)tallies[1][2], (unsigned)tallies[1][3]);
+    pc_match_close_handle(m);
+}
+
+/* Who takes leaves as much for each of the others. */
+static void test_shares(void)
+{
+    pc_matcher *m = new_matcher(7, 100, 1 << 16);
+    struct pc_match_ready out[8];
+    OK(pc_match_set_takers(m, 3));
+    add_all(m, 7);
+    CHECK(pc_match_take(m, out, 8, 0) == 3, "of 7");
+    CHECK(pc_match_take(m, out, 8, 0) == 2, "of 4");
+    CHECK(pc_match_take(m, out, 1, 0) == 1, "of 2");
+    CHECK(pc_match_take(m, out, 8, 0) == 1, "the last");
+    pc_match_close_handle(m);
+}
+
+static int add_one(struct pc_match_task *task, void **partitions, const size_t *n_bytes)
+{
+    (void)task;
+    if (n_bytes[0] != 16)
+        return -1;
+    ((uint64_t *)partitions[0])[1]++;
+    return 0;
+}
+
+/* Two mappings of the same bytes. */
+static void test_memory(void)
+{
+    pc_matcher *m = new_matcher(2, 100, 4 << 20), *other = NULL;
+    struct pc_match_memory first, second;
+    struct pc_match_ready out[8];
+    struct pc_match_ran ran;
+    void *address = NULL, *large = NULL;
+    uint64_t n = 0;
+    OK(pc_match_attach(pc_match_fd(m), &other));
+    OK(pc_match_memory_of(m, X, 1, &first));
+    CHECK(!first.address && first.generation == 0, "it has one");
+    OK(pc_match_new_memory(m, 64, &address));
+    CHECK(!((uintptr_t)address % 64), "it is not aligned");
+    memset(address, 0, 64);
+    OK(pc_match_set_memory(m, X, 1, address, 64, 32, 16));
+    OK(pc_match_memory_of(other, X, 1, &second));
+    CHECK(second.address && second.address != address && second.n_bytes == 64, "the other's");
+    CHECK(pc_match_generations(other, &n)[1] == 1 && n == 3, "%u generations", (unsigned)n);
+    /* A kernel of the one changes what the other reads. */
+    const uint64_t state[] = {1, 0, X, 0, 0, 0, 0};
+    OK(pc_match_set_kernel(m, 0, add_one));
+    OK(pc_match_add(m, 0, 1, state, sizeof state));
+    OK(pc_match_run(m, 8, 0, out, &ran));
+    CHECK(ran.n_ran == 1 && !ran.failed_code, "%u", (unsigned)ran.n_ran);
+    CHECK(((uint64_t *)second.address)[5] == 1, "the kernel has not changed it");
+    /* The same in place, another one, none: each time it is another generation, and nothing leaks. */
+    OK(pc_match_set_memory(m, X, 1, address, 64, 0, 64));
+    OK(pc_match_new_memory(other, 1 << 20, &large));
+    memset(large, 7, 1 << 20);
+    OK(pc_match_set_memory(other, X, 1, large, 1 << 20, 0, 1 << 20));
+    CHECK(pc_match_generations(m, &n)[1] == 3, "the third");
+    CHECK(!pc__heap_audit(m), "%s", pc__heap_audit(m));
+    OK(pc_match_set_memory(m, X, 1, NULL, 0, 0, 0));
+    CHECK(!pc__heap_audit(m), "%s", pc__heap_audit(m));
+    OK(pc_match_new_memory(m, 1 << 20, &large));
+    uint64_t zeros = 0;
+    for (uint64_t i = 0; i < 1 << 20; i++)
+        zeros += !((uint8_t *)large)[i];
+    CHECK(zeros > (1 << 20) - 8192, "its pages were not given back: %u zeros", (unsigned)zeros);
+    CHECK(pc_match_new_memory(m, 4 << 20, &large) == PC_ERR_NO_SPACE, "it is full");
+    CHECK(pc_match_new_memory(m, 0, &large) == PC_ERR_RANGE, "of nothing");
+    CHECK(pc_match_set_memory(m, X, 2, NULL, 0, 0, 0) == PC_ERR_RANGE, "no such partition");
+    CHECK(pc_match_set_memory(m, X, 1, &n, 8, 0, 8) == PC_ERR_RANGE, "not of the matcher");
+    CHECK(pc_match_set_memory(m, X, 1, NULL, 8, 4, 8) == PC_ERR_RANGE, "data that is not in it");
+    CHECK(pc_match_memory_of(m, 2, 0, &first) == PC_ERR_RANGE, "no such dataset");
+    /* At the end of a job its memory goes, and what points into it reads zeros. */
+    OK(pc_match_new_memory(m, 1 << 20, &large));
+    memset(large, 7, 1 << 20);
+    pc_match_close_handle(other);
+    OK(pc_match_discard(m));
+    CHECK(((uint8_t *)large)[8192] == 0, "it has something still");
 }
 
 static void test_refusals(void)
@@ -427,7 +530,7 @@ static void test_refusals(void)
     CHECK(pc_match_add(m, 0, 2, good, sizeof good) == PC_ERR_RANGE, "index");
     CHECK(pc_match_hold(m, 0, 0) == PC_ERR_RANGE, "hold");
     CHECK(pc_match_remove(m, 0, 0, NULL, 0) == PC_ERR_RANGE, "remove");
-    CHECK(pc_match_finish(m, &wild, 1) == PC_ERR_RANGE, "finish");
+    CHECK(pc_match_finish(m, &wild, NULL, 1) == PC_ERR_RANGE, "finish");
     CHECK(pc_match_messages(m, &wild, NULL, 0) == PC_ERR_RANGE, "messages");
     CHECK(pc_match_close_all(m, &wild, NULL, 0, NULL, 0, NULL) == PC_ERR_RANGE, "close_all");
     CHECK(pc_match_close(m, 2, 1, 0, 0, &far, 1, "abcdef", 6) == PC_ERR_RANGE, "far");
@@ -469,6 +572,9 @@ int main(void)
     test_waits();
     test_wakes();
     test_rest();
+    test_complete_wakes();
+    test_shares();
+    test_memory();
     test_refusals();
     test_killed_in_the_lock();
     for (unsigned seed = 1; seed < 20; seed++)
