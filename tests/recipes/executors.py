@@ -102,7 +102,7 @@ def execute(matcher: SharedMatcher, values: Values) -> None:
         for task in tasks:
             following = matcher.next_stage(task.number)
             n_next = None if following is None else tables.stages[following].n_tasks
-            sent, decision = values.run(task, n_next, matcher.messages(task))
+            sent, decision, _ = values.run(task, n_next, matcher.messages(task))
             if tables.stages[task.stage].sends:
                 matcher.send_all(task, sent)
             if decision is not None:

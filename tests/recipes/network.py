@@ -106,7 +106,7 @@ class Node:
         following = self.matcher.next_stage(task.number)
         n_next = None if following is None else cluster.tables.stages[following].n_tasks
         received = self.matcher.messages(task)
-        sent, decision = self.values.run(task, n_next, received)
+        sent, decision, _ = self.values.run(task, n_next, received)
         cluster.ran[core.run, task.number, task.index] += 1
         if not finishes_itself:
             core.ran(task, sent, decision)

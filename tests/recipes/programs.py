@@ -201,7 +201,11 @@ class Values:
     def run(self, task: ReadyTask, n_next: int | None, received: list[bytes]) -> Ran:
         """What it sends, by receiver, and what it decides."""
         stage, function = self.tables.stages[task.stage], self.functions[task.stage]
-        return run_task(stage, function, task, n_next, received, self.at)
+        values = [self.at[access.dataset, task.index] for access in stage.accesses]
+        ran = run_task(stage, function, task, n_next, received, values)
+        for dataset, value in ran.results.items():
+            self.at[dataset, task.index] = value
+        return ran
 
 
 def run_on_matcher(

@@ -19,7 +19,7 @@ from clamor_ray._native.base import PC_ERR_MEMBER, c
 from clamor_ray._native.matcher import KERNEL_MESSAGE, KERNEL_TASK, checked, kernel_calls
 from clamor_ray._recipes.matching.matcher import ReadyTask
 from clamor_ray._recipes.matching.packing import pack_state, unpack_state
-from clamor_ray._recipes.matching.shared import Answer, Closing, SharedMatcher
+from clamor_ray._recipes.matching.shared import Answer, Closing, KernelFailed, SharedMatcher
 from clamor_ray._recipes.matching.state import Inbox, PartitionState, SliceState
 from clamor_ray._recipes.program.builder import Builder
 from clamor_ray._recipes.program.plain import run_plainly
@@ -120,7 +120,7 @@ def test_the_outbox_is_emptied_in_parts(make: Make) -> None:
 
 def test_a_full_heap_says_so_and_goes_on(make: Make) -> None:
     matcher = make(a_sum().tables(), heap_bytes=64 << 10)
-    with pytest.raises(errors.NoSpaceError, match=r"messages is full: .* of 65536"):
+    with pytest.raises(errors.NoSpaceError, match=r"is full: .* of 65536"):
         matcher.close(2, 1, 0, 0, [b"x" * 100_000])
     matcher.close(2, 1, 0, 0, [b"x" * 10_000])
     matcher.add(1, 0, fresh(1))
@@ -288,7 +288,7 @@ def test_a_kernel_that_fails_is_named(make: Make) -> None:
     matcher = make(a_sum().tables())
     matcher.set_kernel(0, ctypes.cast(fails, ctypes.c_void_p).value or 0)
     matcher.add(0, 1, fresh(0))
-    with pytest.raises(errors.FunctionFailedError, match=r"index 1, in stage number 1.*-5"):
+    with pytest.raises(KernelFailed, match=r"index 1, in stage number 1.*-5"):
         matcher.run_kernels(8, 0.0)
 
 

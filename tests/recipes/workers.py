@@ -77,7 +77,7 @@ class Workers:
         matcher = self.matchers[at]
         following = matcher.next_stage(task.number)
         n_next = None if following is None else self.tables.stages[following].n_tasks
-        sent, decision = self.values.run(task, n_next, matcher.messages(task))
+        sent, decision, _ = self.values.run(task, n_next, matcher.messages(task))
         if self.tables.stages[task.stage].sends:
             group = self.tables.stages[following].group
             for index in matcher.close_all(task, sent):

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
+from clamor_ray import errors
 from clamor_ray._recipes.matching.matcher import ReadyTask
 from clamor_ray._recipes.matching.pickling import pickled
 from clamor_ray._recipes.program.plain import decision_of
 from clamor_ray._recipes.program.tables import StageInfo
 from clamor_ray._recipes.program.task import Task, results_of
 
+PICKLED: Final = b"\x80"  # begins each pickle that Python sends
+
 
 class Ran(NamedTuple):
-    """What a task has done, its partitions apart.
+    """What a task has done, but for what it has changed in place.
 
     Args:
         sent: Messages, pickled, by the index of the receiver.
         decision: What it decides; None: its stage does not.
+        results: What its function has returned, by dataset.
     """
 
     sent: dict[int, list[bytes]]
     decision: bool | None
+    results: dict[int, Any]
+
+
+def _message(stage: StageInfo, received: bytes) -> Any:
+    if received[:1] != PICKLED:
+        raise errors.ProgramError(
+            f"{stage.line}: Stage {stage.name} receives what a kernel in C has sent: bytes, and no "
+            "pickle.",
+            hint="Let the kernel write a partition, and a stage in Python send what is in it.",
+        )
+    return pickle.loads(received)
 
 
 def run_task(
@@ -31,7 +46,7 @@ def run_task(
     task: ReadyTask,
     n_next: int | None,
     received: Sequence[bytes],
-    partitions: MutableMapping[tuple[int, int], Any],
+    values: Sequence[Any],
 ) -> Ran:
     """
     Args:
@@ -40,7 +55,7 @@ def run_task(
         task: Which one.
         n_next: How many tasks the next stage has.
         received: Messages to it, pickled, in the order of their senders.
-        partitions: By dataset and index. What the function returns takes their place.
+        values: The partitions that it accesses, in the order of the stage's accesses.
 
     Raises:
         ProgramError: The function returns what it must not.
@@ -56,14 +71,11 @@ def run_task(
         task.index,
         task.number,
         n_next,
-        lambda: [pickle.loads(each) for each in received],
+        lambda: [_message(stage, each) for each in received],
         send,
     )
-    values = [partitions[access.dataset, task.index] for access in stage.accesses]
     returned = function(handle, *values)
     if stage.decides:
-        return Ran(sent, decision_of(stage, returned))
+        return Ran(sent, decision_of(stage, returned), {})
     writes = [access.dataset for access in stage.accesses if access.is_write]
-    for dataset, value in results_of(stage, returned, writes).items():
-        partitions[dataset, task.index] = value
-    return Ran(sent, None)
+    return Ran(sent, None, results_of(stage, returned, writes))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from clamor_ray import errors
 from clamor_ray._native.matcher import ANY, CLOSING, OUTGOING, MatcherHandle
 from clamor_ray._recipes.matching.matcher import WINDOW, ReadyTask
 from clamor_ray._recipes.matching.packing import pack_state, unpack_state
@@ -48,6 +47,20 @@ class Answer:
 
     number: int
     value: bool
+
+
+class KernelFailed(Exception):
+    """A kernel has failed. Its task, and others that were taken with it, have begun and will not
+    end.
+
+    Args:
+        task: Which.
+        message: What it has returned, and what C says of it.
+    """
+
+    def __init__(self, task: ReadyTask, message: str) -> None:
+        super().__init__(message)
+        self.task = task
 
 
 class SharedMatcher:
@@ -119,6 +132,11 @@ class SharedMatcher:
         return cls(tables, MatcherHandle.attach(fd))
 
     @property
+    def memory(self) -> MatcherHandle:
+        """The memory of partitions: `new_memory` and those below it."""
+        return self._c
+
+    @property
     def fd(self) -> int:
         """For `attach`. Not inherited by programs that are started."""
         return self._c.fd
@@ -132,6 +150,11 @@ class SharedMatcher:
     def close_handle(self) -> None:
         """Ends this handle, and its waits in other threads. The matcher goes with the last one."""
         self._c.close()
+
+    def discard(self) -> None:
+        """As `close_handle`, at the end of a job: what partitions and messages take is free, and no
+        other process may call anything. Objects of this process that point there have zeros."""
+        self._c.discard()
 
     def stop(self) -> None:
         """Waits of all processes end with `ClosedError`, and so do those that come."""
@@ -181,15 +204,28 @@ class SharedMatcher:
         """
         return list(map(ReadyTask._make, self._c.take(most, timeout_s)))
 
-    def finish(self, tasks: Iterable[ReadyTask]) -> None:
+    def set_takers(self, n: int) -> None:
+        """So many threads, of all processes, take tasks: each takes its share of what is ready."""
+        self._c.call("set_takers", n)
+
+    def finish(self, tasks: Iterable[ReadyTask], took_ns: Sequence[int] | None = None) -> None:
         """As `Matcher.finish`.
+
+        Args:
+            tasks: That have run.
+            took_ns: Of each one's function, for `tallies`.
 
         Raises:
             RangeError: One does not run. Those before it have ended.
         """
         flat = array("Q", chain.from_iterable(tasks))
         if flat:
-            self._c.finish(flat)
+            self._c.finish(flat, None if took_ns is None else array("Q", took_ns))
+
+    def tallies(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Group and index of slices -> tasks that have run on them here, and nanoseconds in their
+        functions."""
+        return {(row[0], row[1]): (row[2], row[3]) for row in self._c.tallies()}
 
     def next_stage(self, number: int) -> int | None:
         """As `Matcher.next_stage`."""
@@ -236,7 +272,8 @@ class SharedMatcher:
         self._c.set_kernel(stage, address)
 
     def set_partition(self, dataset: int, index: int, address: int, n_bytes: int) -> None:
-        """Where a partition lies in this process, for kernels."""
+        """Where a partition lies in this process, for kernels; left out: its memory is what all
+        processes share."""
         self._c.set_partition(dataset, index, address, n_bytes)
 
     def run_kernels(self, most: int, timeout_s: float) -> tuple[int, list[ReadyTask]]:
@@ -250,17 +287,17 @@ class SharedMatcher:
             How many have run, and the tasks that Python must run: they have begun.
 
         Raises:
-            FunctionFailedError: A kernel has failed. Its task, and others that were taken with it,
-                have begun and will not end.
+            KernelFailed: See there.
             ClosedError: The matcher was stopped.
         """
         ran = self._c.run(most, timeout_s)
         if ran.code:
             stage = self._tables.stages[ran.failed[1]]
             said = f" ({ran.detail})" if ran.detail else ""
-            raise errors.FunctionFailedError(
+            raise KernelFailed(
+                ReadyTask(*ran.failed),
                 f"{stage.line}: the kernel of {stage.name} failed for index {ran.failed[2]}, in "
-                f"stage number {ran.failed[0]}: it returned {ran.code}{said}."
+                f"stage number {ran.failed[0]}: it returned {ran.code}{said}.",
             )
         return ran.n_ran, list(map(ReadyTask._make, ran.tasks))
 
@@ -314,7 +351,8 @@ class SharedMatcher:
     # -- the outbox
 
     def wait_outgoing(self, timeout_s: float) -> bool:
-        """Until the outbox has something, or a held slice has come to rest.
+        """Until the outbox has something, a held slice has come to rest, or nothing is left to run
+        here.
 
         Raises:
             ClosedError: The matcher was stopped, and the outbox is empty.
