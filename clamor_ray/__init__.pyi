@@ -24,6 +24,7 @@ from ._read.prefetch import prefetch as prefetch
 from ._read.ref import GlobalRef as GlobalRef
 from ._read.tree import get as get
 from ._read.views import views_by_value as views_by_value
+from ._recipes.program.kernel import Kernel as Kernel
 from ._renamed import accumulate as accumulate
 from ._renamed import reads as reads
 from ._renamed import region as region

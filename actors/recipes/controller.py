@@ -19,17 +19,18 @@ from typing import Any, Final
 
 import cloudpickle
 import ray
+from ray.exceptions import RayError
 
 from clamor_ray import errors
 from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.cause import cause_of
+from clamor_ray._recipes.matching.executing import StageFailure
 from clamor_ray._recipes.placement.controller_core import ControllerCore
 from clamor_ray._recipes.placement.messages import Checkpoint, Heartbeat, Report
 from clamor_ray._recipes.program.tables import Tables
 from clamor_ray.actors.recipes.checkpoint_files import CheckpointFiles
-from clamor_ray.actors.recipes.executors import StageFailure
 from clamor_ray.actors.recipes.settings import ProgramSettings
-from clamor_ray.actors.recipes.stats import ProgramStats, WorkerStats
+from clamor_ray.actors.recipes.stats import Counters, ProgramStats, WorkerStats
 from clamor_ray.actors.recipes.workers import Workers
 
 logger = logging.getLogger("clamor_ray.recipes")
@@ -99,6 +100,7 @@ class RecipeController:
             ProgramError: The checkpoints are of another program; a scheduling function answers
                 what cannot be.
             StorageError: They cannot be read.
+            ProgramLostError: A worker cannot begin.
         """
         if self._state != "starting":
             return  # it was called before, by the process before
@@ -117,7 +119,12 @@ class RecipeController:
             self._state = "running"
             self._run, self._known = self._core.run, frozenset(self._core.members)
             orders = self._send()
-        ray_state.get(orders)  # its partitions are there: no deadline, while their workers live
+        try:
+            ray_state.get(orders)  # partitions are there: no deadline, while their workers live
+        except RayError:
+            if self._failure is not None:  # which has ended the workers
+                raise self._failure from None
+            raise
         threading.Thread(target=self._look_after, name="recipes-controller", daemon=True).start()
 
     def _new_core(self, last: Checkpoint | None, name: int) -> ControllerCore:
@@ -185,6 +192,11 @@ class RecipeController:
         """Its connection to another worker has ended: it, or that one, is lost."""
         if self._workers.is_lost(worker):
             self._on_end_of(worker, why)
+
+    @ray.method(concurrency_group="calls")
+    def broken(self, worker: str, why: str) -> None:
+        """A process of a worker has died: what ran there is lost, and another worker comes."""
+        self._on_end_of(worker, why)
 
     @ray.method(concurrency_group="calls")
     def failed(self, failure: StageFailure) -> None:
@@ -368,7 +380,8 @@ class RecipeController:
             core = self._core
             assert core is not None
             for each in self._workers.all():
-                n_ran, busy_ns, furthest = counters.get(each.name, (0, 0, 0))
+                said = counters.get(each.name, Counters())
+                n_ran = said.n_ran
                 before_s, before = self._rates.get(each.name, (now_s, n_ran))
                 self._rates[each.name] = now_s, n_ran
                 rows.append(
@@ -376,10 +389,11 @@ class RecipeController:
                         node_id=each.node_id,
                         pid=each.pid,
                         n_slices=core.map.n_slices_of(each.name),
-                        stage=furthest,
+                        stage=said.furthest,
                         tasks=n_ran,
                         tasks_per_s=(n_ran - before) / max(now_s - before_s, LEAST_S),
-                        busy_s=busy_ns / NS_PER_S,
+                        busy_s=said.busy_ns / NS_PER_S,
+                        processes=said.processes,
                     )
                 )
             return ProgramStats(

@@ -1,133 +1,222 @@
-"""Runs the tasks of one worker: takes those that may run, calls their functions, and says so.
+"""The executors of one worker: threads of its process, or processes of their own.
 
-Threads of the worker's process, one for each CPU of the program's on this node: NumPy leaves
-Python's lock while it computes. What a function raises stops them all: the program cannot go on
-without it.
+A worker begins with threads, for they are there at once. Where functions have been busy for a
+while, processes take over, one for each CPU: Python's lock then keeps no function from another,
+and none from the worker's connections. They are actors of Ray on the worker's node, so functions
+find there what they find in any actor: packages, logs, global variables.
+
+A process reaches the matcher, and with it the partitions, by the worker's own descriptor of it.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
-import time
-import traceback
-from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from clamor_ray._recipes.matching.matcher import ReadyTask
-from clamor_ray._recipes.matching.running import Ran, run_task
+import cloudpickle
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from clamor_ray import errors
+from clamor_ray._protocol import ray_state
+from clamor_ray._protocol.cause import cause_of
+from clamor_ray._recipes.matching.executing import Executor, StageFailure, TaskFailed
+from clamor_ray._recipes.matching.partitions import Partitions, SharedPartitions
+from clamor_ray._recipes.matching.shared import SharedMatcher
 from clamor_ray._recipes.program.tables import Tables
 
+logger = logging.getLogger("clamor_ray.recipes")
+
 IDLE_S: Final = 1.0  # a wait for tasks, that is begun again
-BATCH: Final = 64  # tasks that one thread takes at once, while there are plenty
+LOOK_S: Final = 0.1
+START_S: Final = 120.0
+CONCURRENCY: Final = {"tasks": 1, "rest": 1}
 
 
-@dataclass(frozen=True)
-class StageFailure:
-    """What a function has raised.
+class RecipeExecutor:
+    """A process that runs tasks of one worker.
 
     Args:
-        stage, line: Of the program.
-        number, index: Of the task.
-        traceback: The function's own, as text.
-        cause: The exception's type.
+        program: Pickled tables and functions.
+        pid, fd: The worker's process, and its descriptor of the matcher.
     """
 
-    stage: str
-    line: str
-    number: int
-    index: int
-    traceback: str
-    cause: str
+    def __init__(self, program: bytes, pid: int, fd: int) -> None:
+        tables, functions = cloudpickle.loads(program)
+        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._matcher = SharedMatcher.attach(tables, own)
+        finally:
+            os.close(own)
+        partitions = SharedPartitions(tables, self._matcher)
+        self._executor = Executor(tables, functions, self._matcher, partitions)
+
+    @ray.method(concurrency_group="rest")
+    def ready(self) -> int:
+        """Its process."""
+        return os.getpid()
+
+    @ray.method(concurrency_group="tasks")
+    def run(self) -> StageFailure | None:
+        """Returns when a function has raised, or (None) when the matcher was stopped."""
+        while True:
+            try:
+                self._executor.run(IDLE_S)
+            except TaskFailed as failed:
+                return failed.failure
+            except errors.ClosedError:
+                return None
 
 
-class Work(Protocol):
-    """Where tasks come from, and what is done with what they send. Safe from any thread."""
+class Owner(Protocol):
+    """Who is told what happens. Safe from any thread."""
 
-    def take(self, most: int, timeout_s: float) -> list[tuple[ReadyTask, int | None, list[bytes]]]:
-        """Tasks, how many tasks their next stages have, and messages to them."""
+    def failed(self, failure: StageFailure) -> None:
+        """A function has raised."""
 
-    def ran(self, task: ReadyTask, ran: Ran) -> None: ...
-
-    def failed(self, failure: StageFailure) -> None: ...
+    def broken(self, why: str) -> None:
+        """A process has died, and what it did is lost."""
 
 
 class Executors:
-    """See the file's head.
+    """See the file's head. Safe from any thread.
 
     Args:
         tables, functions: The program.
-        partitions: Of this worker.
-        work: Gives tasks.
-        n_threads: So many run at once.
+        program: The same, pickled.
+        matcher, partitions: Of the node.
+        owner: See there.
+        n: Tasks that run at once.
     """
 
     def __init__(
         self,
         tables: Tables,
         functions: Sequence[Callable[..., Any]],
-        partitions: MutableMapping[tuple[int, int], Any],
-        work: Work,
-        n_threads: int,
+        program: bytes,
+        matcher: SharedMatcher,
+        partitions: Partitions,
+        owner: Owner,
+        n: int,
     ) -> None:
-        self._tables = tables
-        self._functions = functions
-        self._partitions = partitions
-        self._work = work
+        self._program = program
+        self._matcher = matcher
+        self._owner = owner
+        self._n = n
         self._ends = threading.Event()
+        self._threads_end = threading.Event()
         self._lock = threading.Lock()
-        self._n_threads = n_threads
-        self.n_ran = 0
-        self.busy_ns = 0
-        self.slice_ns: dict[tuple[int, int], int] = {}  # by group and index
+        self._processes: list[Any] = []
+        self._pids: tuple[int, ...] = ()
+        matcher.set_takers(n)
+        made = [Executor(tables, functions, matcher, partitions) for _ in range(n)]
         self._threads = [
-            threading.Thread(target=self._run, name=f"recipes-executor-{n}", daemon=True)
-            for n in range(n_threads)
+            threading.Thread(
+                target=self._run, args=(each,), name=f"recipes-executor-{number}", daemon=True
+            )
+            for number, each in enumerate(made)
         ]
 
-    def start(self) -> None:
-        """From now on tasks run."""
+    def start(self, after_s: float | None) -> None:
+        """From now on tasks run.
+
+        Args:
+            after_s: Functions have been busy for so long when processes are started; None: there
+                are none, and partitions need not be shared.
+        """
         for thread in self._threads:
             thread.start()
+        if after_s is not None:
+            threading.Thread(
+                target=self._begin_processes,
+                args=(after_s,),
+                name="recipes-processes",
+                daemon=True,
+            ).start()
 
     def end(self) -> None:
-        """No more tasks begin. A function that runs is not waited for."""
+        """Nothing more begins. A function that runs in a thread is not waited for; a process ends
+        with its function."""
         self._ends.set()
-
-    def _run(self) -> None:
-        most = BATCH if self._n_threads == 1 else 1
-        while not self._ends.is_set():
-            for task, n_next, received in self._work.take(most, IDLE_S):
-                if self._ends.is_set() or not self._run_one(task, n_next, received):
-                    return
-
-    def _run_one(self, task: ReadyTask, n_next: int | None, received: list[bytes]) -> bool:
-        stage = self._tables.stages[task.stage]
-        began_ns = time.perf_counter_ns()
-        try:
-            ran = run_task(
-                stage, self._functions[task.stage], task, n_next, received, self._partitions
-            )
-        except BaseException as failure:  # any, also SystemExit: it is the user's function's
-            if self._ends.is_set():
-                return False  # of a run that is over
-            self._ends.set()
-            self._work.failed(
-                StageFailure(
-                    stage=stage.name,
-                    line=stage.line,
-                    number=task.number,
-                    index=task.index,
-                    traceback="".join(traceback.format_exception(failure)),
-                    cause=type(failure).__qualname__,
-                )
-            )
-            return False
-        took_ns = time.perf_counter_ns() - began_ns
         with self._lock:
-            self.n_ran += 1
-            self.busy_ns += took_ns
-            key = stage.group, task.index
-            self.slice_ns[key] = self.slice_ns.get(key, 0) + took_ns
-        self._work.ran(task, ran)
-        return True
+            processes, self._processes = self._processes, []
+        for each in processes:
+            ray.kill(each)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of its processes, when they run tasks."""
+        return self._pids
+
+    # -- threads
+
+    def _run(self, executor: Executor) -> None:
+        while not (self._ends.is_set() or self._threads_end.is_set()):
+            try:
+                executor.run(IDLE_S, self._ends)
+            except TaskFailed as failed:
+                if not self._ends.is_set():
+                    self._ends.set()
+                    self._owner.failed(failed.failure)
+            except errors.ClosedError:
+                return
+            except errors.ClamorError as failure:
+                if not self._ends.is_set():
+                    self._ends.set()
+                    self._owner.broken(str(failure))
+
+    # -- processes
+
+    def _begin_processes(self, after_s: float) -> None:
+        while sum(busy_ns for _, busy_ns in self._tallies()) < after_s * 1e9:
+            if self._ends.wait(LOOK_S):
+                return
+        node_id = ray_state.runtime_context().get_node_id()
+        where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        made = [
+            ray.remote(concurrency_groups=CONCURRENCY)(RecipeExecutor)
+            .options(
+                num_cpus=0, max_restarts=0, enable_task_events=False, scheduling_strategy=where
+            )
+            .remote(self._program, os.getpid(), self._matcher.fd)
+            for _ in range(self._n)
+        ]
+        try:
+            pids = ray_state.get([each.ready.remote() for each in made], timeout=START_S)
+        except Exception as failure:  # any of Ray's, or of /proc's: threads go on
+            logger.warning("no executor processes: %s", cause_of(failure))
+            for each in made:
+                ray.kill(each)
+            return
+        with self._lock:
+            if self._ends.is_set():
+                for each in made:
+                    ray.kill(each)
+                return
+            self._processes, self._pids = made, tuple(pids)
+        for each in made:
+            threading.Thread(
+                target=self._watch, args=(each,), name="recipes-process", daemon=True
+            ).start()
+        self._threads_end.set()
+
+    def _tallies(self) -> list[tuple[int, int]]:
+        try:
+            return list(self._matcher.tallies().values())
+        except errors.ClamorError:  # it is over
+            return []
+
+    def _watch(self, process: Any) -> None:
+        try:
+            failed = ray_state.get(process.run.remote())
+        except Exception as failure:  # any of Ray's: its process was killed, or has exited
+            if not self._ends.is_set():
+                self._ends.set()
+                self._owner.broken(f"an executor process has ended: {cause_of(failure)}")
+            return
+        if failed is not None and not self._ends.is_set():
+            self._ends.set()
+            self._owner.failed(failed)

@@ -20,6 +20,7 @@ class ProgramSettings:
         schedule: Pickled scheduling functions.
         cpus: Tasks that run at once on a node that has so many CPUs; None: as many as it has.
         readers: Pickled: dataset -> what makes a partition of what it is given as.
+        executors: See `Program.run`.
         is_detached: It outlives its driver.
     """
 
@@ -32,4 +33,5 @@ class ProgramSettings:
     schedule: bytes
     readers: bytes
     cpus: int | None
+    executors: str | None
     is_detached: bool

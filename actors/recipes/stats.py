@@ -3,6 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Counters(NamedTuple):
+    """What a worker says of itself.
+
+    Args:
+        n_ran: Tasks that have run.
+        busy_ns: In their functions.
+        furthest: The number of the last stage that has begun.
+        processes: Of its executors; empty: they are threads.
+    """
+
+    n_ran: int = 0
+    busy_ns: int = 0
+    furthest: int = 0
+    processes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -17,6 +34,7 @@ class WorkerStats:
         tasks: That have run.
         tasks_per_s: Since the call of `stats` before.
         busy_s: In functions.
+        processes: That run its tasks; empty: threads of `pid` do.
     """
 
     node_id: str
@@ -26,6 +44,7 @@ class WorkerStats:
     tasks: int
     tasks_per_s: float
     busy_s: float
+    processes: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ for the controller's end, which is its own.
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import threading
@@ -25,6 +24,7 @@ from ray.exceptions import ActorUnavailableError
 from clamor_ray import errors
 from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.cause import cause_of
+from clamor_ray._recipes.matching.executing import StageFailure
 from clamor_ray._recipes.placement.messages import (
     Begin,
     Envelope,
@@ -33,9 +33,9 @@ from clamor_ray._recipes.placement.messages import (
     Report,
     Whereabouts,
 )
-from clamor_ray.actors.recipes.executors import StageFailure
 from clamor_ray.actors.recipes.peers import Address, Peers
-from clamor_ray.actors.recipes.run import Key, Run
+from clamor_ray.actors.recipes.run import Key, Owner, Run
+from clamor_ray.actors.recipes.stats import Counters
 
 logger = logging.getLogger("clamor_ray.recipes")
 
@@ -77,6 +77,7 @@ class RecipeWorker:
         place: Where checkpoints go; None: there are none.
         controller: Its handle.
         n_threads: Tasks that run at once.
+        executors: See `Program.run`.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class RecipeWorker:
         place: str | None,
         controller: Any,
         n_threads: int,
+        executors: str | None,
     ) -> None:
         self._me = me
         self._given = given
@@ -96,13 +98,9 @@ class RecipeWorker:
         self._place = place
         self._controller = controller
         self._n_threads = n_threads
+        self._executors = executors
+        self._program = program
         self._tables, self._functions = cloudpickle.loads(program)
-        self._written = {
-            access.dataset
-            for stage in self._tables.stages
-            for access in stage.accesses
-            if access.is_write
-        }
         self._run: Run | None = None
         self._lock = threading.Lock()  # of what came before its run
         self._early: list[tuple[str, Envelope]] = []
@@ -117,6 +115,12 @@ class RecipeWorker:
             self._on_message,
             self._on_lost,
             self._cannot_go_on,
+        )
+        self._owner = Owner(
+            report=self._report,
+            failed=self._failed,
+            broken=self._broken,
+            cannot_go_on=self._cannot_go_on,
         )
         for run in (self._beat, self._until_end):
             threading.Thread(target=run, name=f"recipes{run.__name__}", daemon=True).start()
@@ -149,13 +153,14 @@ class RecipeWorker:
                     self._me,
                     self._tables,
                     self._functions,
+                    self._program,
                     order,
                     self._partitions_given,
                     self._place,
                     self._peers,
-                    self._report,
-                    self._failed,
+                    self._owner,
                     self._n_threads,
+                    self._executors,
                 )
             except Exception as failure:  # any of files, of Ray's, or of the user's objects
                 why = f"worker {self._me} cannot load its partitions: {cause_of(failure)}"
@@ -193,9 +198,9 @@ class RecipeWorker:
         return None if self._run is None else self._run.whereabouts()
 
     @ray.method(concurrency_group="rest")
-    def counters(self) -> tuple[int, int, int]:
+    def counters(self) -> Counters:
         """See `Run.counters`."""
-        return (0, 0, 0) if self._run is None else self._run.counters()
+        return Counters() if self._run is None else self._run.counters()
 
     # -- inside
 
@@ -203,14 +208,9 @@ class RecipeWorker:
         references = {key: self._given[key] for key in keys}
         wanted = [each for each in references.values() if each is not None]
         values = iter(ray_state.get(wanted))
-        given = {
+        return {
             key: None if each is None else self._readers.get(key[0], _as_it_is)(next(values))
             for key, each in references.items()
-        }
-        # Arrays in Ray's store are read-only. What is only read stays there.
-        return {
-            key: copy.deepcopy(value) if key[0] in self._written else value
-            for key, value in given.items()
         }
 
     def _on_message(self, worker: str, envelope: Envelope) -> None:
@@ -232,6 +232,9 @@ class RecipeWorker:
     def _failed(self, failure: StageFailure) -> None:
         self._failure = failure
         self._controller.failed.remote(failure)
+
+    def _broken(self, why: str) -> None:
+        self._controller.broken.remote(self._me, why)
 
     def _cannot_go_on(self, why: str) -> None:
         self._controller.cannot_go_on.remote(why)

@@ -19,6 +19,7 @@ from clamor_ray._protocol.cause import cause_of
 from clamor_ray._recipes.placement.messages import Whereabouts
 from clamor_ray.actors.recipes.peers import Address
 from clamor_ray.actors.recipes.settings import ProgramSettings
+from clamor_ray.actors.recipes.stats import Counters
 from clamor_ray.actors.recipes.worker import CONCURRENCY, RecipeWorker
 
 logger = logging.getLogger("clamor_ray.recipes")
@@ -162,7 +163,7 @@ class Workers:
             f"The program has no worker on node {node_id}.", hint="job.stats() has those it has."
         )
 
-    def counters(self) -> dict[str, tuple[int, int, int]]:
+    def counters(self) -> dict[str, Counters]:
         """What each says of itself. Who does not answer is left out."""
         with self._lock:
             asked = {each.name: each.handle.counters.remote() for each in self._workers.values()}
@@ -219,6 +220,7 @@ class Workers:
                 settings.place,
                 self._controller,
                 n_threads,
+                settings.executors,
             )
         )
         return Started(name=name, node_id=node_id, n_threads=n_threads, handle=handle)

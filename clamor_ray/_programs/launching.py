@@ -39,6 +39,7 @@ def launch(
     every_s: float | None,
     schedule: Sequence[Callable[..., Any]],
     cpus: int | None,
+    executors: str | None,
 ) -> Any:
     """
     Args:
@@ -47,7 +48,7 @@ def launch(
         node_id: Where the controller runs.
         tables, functions, datasets: The program.
         nodes: Ray's ids of the nodes that get a worker, and their CPUs.
-        checkpoint, every_s, schedule, cpus: As of `Program.run`.
+        checkpoint, every_s, schedule, cpus, executors: As of `Program.run`.
 
     Returns:
         The controller, whose workers have their partitions.
@@ -70,6 +71,7 @@ def launch(
         program=_pickled(tables, functions),
         nodes=dict(nodes),
         cpus=cpus,
+        executors=executors,
         place=checkpoint,
         every_s=every_s,
         schedule=cloudpickle.dumps(tuple(schedule)),

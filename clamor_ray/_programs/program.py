@@ -77,6 +77,7 @@ class Program(Builder):
         schedule: Sequence[Callable[..., Any]] | None = None,
         workers: int | None = None,
         cpus: int | None = None,
+        executors: str | None = None,
     ) -> Job:
         """Starts it. Returns when its partitions are at their workers.
 
@@ -88,6 +89,10 @@ class Program(Builder):
                 the workers stay.
             workers: On so many nodes; left out: on all that have CPUs.
             cpus: So many tasks run at once on each node; left out: one for each CPU of the node.
+            executors: ``threads``: tasks run in one process on each node, and see each other's
+                module variables. ``processes``: each CPU has a process of its own. Left out:
+                threads at first, and processes when functions have been busy for a second, where a
+                node runs several tasks at once and partitions are arrays, or small.
 
         Returns:
             The job: ask it for results.
@@ -97,7 +102,7 @@ class Program(Builder):
             NotInitializedError: There is no session.
             StorageError: The checkpoint cannot be read.
             WaitTimeoutError: A worker did not start in time.
-            ValueError: `every_s` without `checkpoint`.
+            ValueError: `every_s` without `checkpoint`; `executors` is something else.
 
         Example:
             >>> program = clamor.Program()
@@ -113,6 +118,8 @@ class Program(Builder):
         session = process_sessions.current()
         if (every_s is not None) and checkpoint is None:
             raise ValueError("every_s needs checkpoint: where are they to go?")
+        if executors not in (None, "threads", "processes"):
+            raise ValueError(f"executors is 'threads' or 'processes', not {executors!r}")
         place = None if checkpoint is None else os.fspath(checkpoint)
         if place is not None and "://" not in place:
             place = os.path.abspath(place)  # workers have other working directories
@@ -132,5 +139,6 @@ class Program(Builder):
             every_s=every_s,
             schedule=schedule or (),
             cpus=cpus,
+            executors=executors,
         )
         return Job(controller, self.datasets, is_detached)
