@@ -40,6 +40,18 @@ def draining_nodes() -> dict[str, float]:
     return {node: ms / 1000 if ms else math.inf for node, ms in deadlines_ms.items()}
 
 
+def free_cpus() -> dict[str, float]:
+    """
+    Returns:
+        Node id -> its CPUs that no task, actor or placement group has.
+
+    Raises:
+        Exception: Ray does not say.
+    """
+    available = _state().available_resources_per_node()
+    return {node: float(resources.get("CPU", 0.0)) for node, resources in available.items()}
+
+
 def is_autoscaled() -> bool:
     """Whether an autoscaler runs, and has started nodes. Each version of it says so in its own way.
     A cluster that nobody scales has a monitor too, which calls each node a type of its own.

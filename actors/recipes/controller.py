@@ -30,8 +30,9 @@ from clamor_ray._recipes.placement.messages import Checkpoint, Heartbeat, Report
 from clamor_ray._recipes.program.tables import Tables
 from clamor_ray.actors.recipes.checkpoint_files import CheckpointFiles
 from clamor_ray.actors.recipes.settings import ProgramSettings
+from clamor_ray.actors.recipes.staffing import Staff, Staffing
 from clamor_ray.actors.recipes.stats import Counters, ProgramStats, WorkerStats
-from clamor_ray.actors.recipes.workers import Workers
+from clamor_ray.actors.recipes.workers import Started, Workers
 
 logger = logging.getLogger("clamor_ray.recipes")
 
@@ -41,6 +42,7 @@ CHECKPOINT_S: Final = 3600.0
 LOST_S: Final = 120.0  # without a heartbeat: who dies is found otherwise, and at once
 LINGERS_S: Final = 1.0
 LEAST_S: Final = 1e-3
+ANSWER_S: Final = 10.0
 NS_PER_S: Final = 10**9
 SCHEDULE_S: Final = 2.0  # between two calls of the user's scheduling functions
 
@@ -69,6 +71,10 @@ class RecipeController:
         self._finished: Checkpoint | None = None
         self._rates: dict[str, tuple[float, int]] = {}
         self._workers = Workers(settings, self._on_end_of)
+        self._staffing = Staffing(
+            settings.workers, self._staff, self._add, self._leave, self._drained
+        )
+        self._fresh: list[Started] = []  # they began when all others were lost
         self._over = threading.Event()
         self._stops = False
         if ray_state.runtime_context().was_current_actor_reconstructed:
@@ -87,7 +93,8 @@ class RecipeController:
             self._state = "running"
             self._run, self._known = self._core.run, frozenset(self._core.members)
             self._send()
-        threading.Thread(target=self._look_after, name="recipes-controller", daemon=True).start()
+        self._staffing.take_over(len(found))
+        self._look_on()
 
     @ray.method(concurrency_group="calls")
     def start(self, given: Sequence[Sequence[Any]]) -> None:
@@ -98,9 +105,9 @@ class RecipeController:
 
         Raises:
             ProgramError: The checkpoints are of another program; a scheduling function answers
-                what cannot be.
+                what cannot be; there are not so many nodes.
             StorageError: They cannot be read.
-            ProgramLostError: A worker cannot begin.
+            WaitTimeoutError, ProgramLostError: A worker has not started, or cannot begin.
         """
         if self._state != "starting":
             return  # it was called before, by the process before
@@ -111,7 +118,7 @@ class RecipeController:
         }
         me = ray_state.runtime_context().current_actor
         last, name = self._last_checkpoint()
-        started = self._workers.start(me, partitions)
+        started = self._workers.start(me, partitions, self._staffing.nodes())
         with self._lock:
             self._core = self._new_core(last, name)
             self._core.begin({each.name: each.address for each in started})
@@ -125,7 +132,11 @@ class RecipeController:
             if self._failure is not None:  # which has ended the workers
                 raise self._failure from None
             raise
+        self._look_on()
+
+    def _look_on(self) -> None:
         threading.Thread(target=self._look_after, name="recipes-controller", daemon=True).start()
+        self._staffing.watch()
 
     def _new_core(self, last: Checkpoint | None, name: int) -> ControllerCore:
         functions = cloudpickle.loads(self._settings.schedule)
@@ -257,24 +268,87 @@ class RecipeController:
         ).start()
 
     def _replace(self, lost: Sequence[str]) -> None:
-        found = [self._workers.replace(worker) for worker in lost]
-        started = [each for each in found if each is not None]
+        """Others begin in their place, on the same nodes where those live."""
+        with self._staffing.turn:
+            for worker in lost:
+                self._workers.drop(worker)
+            self._staffing.adjust()
+            with self._guarded():
+                if self._state == "running" and self._core is not None and self._core.failure:
+                    self._begin_again(self._core)
+                    self._send()
+
+    def _begin_again(self, core: ControllerCore) -> None:
+        """All workers were lost, and others have started."""
+        fresh, self._fresh = self._fresh, []
+        if not fresh:
+            raise errors.ProgramLostError(f"All workers are lost: {core.failure}")
+        name = 1 if self._files is None else self._files.next_number()
+        self._core = self._new_core(core.checkpoints.last, name)
+        self._core.run = core.run
+        self._core.begin({each.name: each.address for each in fresh})
+        self._run, self._known = self._core.run, frozenset(self._core.members)
+
+    # -- who takes part
+
+    def _staff(self) -> Staff | None:
+        with self._lock:
+            core = self._core
+            if core is None or self._state not in ("running", "ended"):
+                return None
+            fresh = {each.name for each in self._fresh}
+            staying = fresh if core.failure else core.map.workers - core.leaving
+        nodes = self._workers.nodes()
+        has = frozenset(node for worker, node in nodes.items() if worker in staying)
+        return Staff(has, frozenset(nodes.values()) - has)
+
+    def _add(self, node_id: str, n_cpus: int) -> None:
+        started = self._workers.add(node_id, n_cpus)
         with self._guarded():
             core = self._core
-            if self._state != "running" or core is None:
-                return
-            if core.failure:  # all were lost
-                if not started:
-                    raise errors.ProgramLostError(f"All workers are lost: {core.failure}")
-                name = 1 if self._files is None else self._files.next_number()
-                self._core = self._new_core(core.checkpoints.last, name)
-                self._core.run = core.run
-                self._core.begin({each.name: each.address for each in started})
-                self._run, self._known = self._core.run, frozenset(self._core.members)
+            assert core is not None
+            if core.failure:  # see `_begin_again`
+                self._fresh.append(started)
             else:
-                for each in started:
-                    core.join(each.name, each.address)
+                core.join(started.name, started.address)
             self._send()
+
+    def _leave(self, node_id: str) -> None:
+        with self._guarded():
+            core = self._core
+            assert core is not None
+            staying = core.map.workers - core.leaving
+            for worker, node in self._workers.nodes().items():
+                if node == node_id and worker in staying and len(staying) > 1:
+                    core.leave(worker)
+            self._send()
+
+    def _drained(self) -> set[str]:
+        registry = ray_state.find_registry(self._settings.scope)
+        if registry is None:
+            return set()
+        return set(ray_state.get(registry.drained_nodes.remote(), timeout=ANSWER_S))
+
+    @ray.method(concurrency_group="calls")
+    def drain(self, node_id: str) -> str:
+        """A node is to go: the program leaves it. To be called until nothing is there.
+
+        Returns:
+            What of it is there still, for people; empty: nothing.
+        """
+        self._staffing.drain(node_id)
+        with self._lock:
+            core = self._core
+            if self._state == "failed" or core is None:
+                return ""  # its workers end
+            there = [name for name, node in self._workers.nodes().items() if node == node_id]
+            n_slices = sum(core.map.n_slices_of(name) for name in there)
+        return f"program {self._settings.name} ({n_slices} slices)" if there else ""
+
+    @ray.method(concurrency_group="calls")
+    def cancel_drain(self, node_id: str) -> None:
+        """The node does not go."""
+        self._staffing.stay(node_id)
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -331,30 +405,14 @@ class RecipeController:
             return moves
 
     @ray.method(concurrency_group="calls")
-    def scale(self, nodes: Sequence[tuple[str, int]]) -> None:
-        """The program runs on these nodes from now on. Returns when workers have begun there; those
-        on other nodes end when their slices have gone.
+    def scale(self, workers: int | str) -> None:
+        """See `Job.scale`.
 
-        Args:
-            nodes: Ray's ids, and the tasks that run there at once.
+        Raises:
+            ProgramError: There are not so many nodes.
+            WaitTimeoutError, ProgramLostError: A worker has not started.
         """
-        core = self._core
-        assert core is not None
-        wanted = dict(nodes)
-        with self._lock:
-            staying = core.map.workers - core.leaving
-            at = {node: name for name, node in self._workers.nodes().items() if name in staying}
-        for node, n in nodes:
-            if node not in at:
-                started = self._workers.add(node, n)
-                with self._lock:
-                    core.join(started.name, started.address)
-                    self._send()
-        with self._lock:
-            for node, name in at.items():
-                if node not in wanted:
-                    core.leave(name)
-            self._send()
+        self._staffing.scale(workers)
 
     @ray.method(concurrency_group="calls")
     def checkpoint(self) -> bool:
@@ -412,6 +470,7 @@ class RecipeController:
         with self._lock:
             if self._state in ("starting", "running"):
                 self._fail(errors.ProgramLostError("The program was stopped."))
+        self._staffing.end()
         self._over.set()
         if not self._stops:
             self._stops = True
@@ -430,6 +489,7 @@ class RecipeController:
         if self._failure is None and self._state in ("starting", "running"):
             self._failure = failure
             self._end("failed")
+            self._staffing.end()
             self._over.set()  # nobody needs its workers any more
 
     def _end(self, state: str) -> None:

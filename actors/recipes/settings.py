@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -12,9 +11,11 @@ class ProgramSettings:
 
     Args:
         name: Of its controller, in our namespace; those of its workers begin with it.
+        scope: Of its session.
         secret: Of the connections of its workers.
         program: Pickled tables and functions.
-        nodes: Ray's ids of the nodes that get a worker -> tasks that run there at once.
+        workers: How many, each on a node of its own; None: as many as nodes have CPUs when it
+            begins; ``"all"``: one on each, also on those that come.
         place: Where checkpoints go; None: there are none.
         every_s: Between two of them; None: only when asked for.
         schedule: Pickled scheduling functions.
@@ -25,9 +26,10 @@ class ProgramSettings:
     """
 
     name: str
+    scope: str
     secret: bytes
     program: bytes
-    nodes: Mapping[str, int]
+    workers: int | str | None
     place: str | None
     every_s: float | None
     schedule: bytes

@@ -67,15 +67,22 @@ class Workers:
         self._controller: Any = None
         self._given: Mapping[Key, Any] = {}
 
-    def start(self, controller: Any, given: Mapping[Key, Any]) -> list[Started]:
+    def start(
+        self, controller: Any, given: Mapping[Key, Any], nodes: Mapping[str, int]
+    ) -> list[Started]:
         """One on each node.
+
+        Args:
+            controller: Its handle.
+            given: References to the partitions at the program's beginning.
+            nodes: Ray's ids, and the CPUs of each.
 
         Raises:
             WaitTimeoutError: One has not started in time.
             ProgramLostError: One has died.
         """
         self._controller, self._given = controller, given
-        made = [self._make(node, n) for node, n in self._settings.nodes.items()]
+        made = [self._make(node, n) for node, n in nodes.items()]
         return [self._started(each) for each in made]
 
     def find(self, controller: Any) -> list[Started]:
@@ -121,20 +128,9 @@ class Workers:
         """
         return self._started(self._make(node_id, n_threads))
 
-    def replace(self, name: str) -> Started | None:
-        """One in place of another; None: its node cannot have one."""
-        with self._lock:
-            lost = self._workers.pop(name, None)
-        if lost is None:
-            return None
-        ray.kill(lost.handle)  # it may live, and have been too slow
-        if lost.node_id not in ray_state.alive_nodes():
-            return None
-        try:
-            return self.add(lost.node_id, lost.n_threads)
-        except errors.ClamorError as failure:
-            logger.warning("no worker in place of %s: %s", name, failure)
-            return None
+    def drop(self, name: str) -> None:
+        """It is lost: it may live, and have been too slow."""
+        self.let_go(name)
 
     def handle(self, name: str) -> Any:
         """None: it is lost."""

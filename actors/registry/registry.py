@@ -81,6 +81,7 @@ from clamor_ray.actors.moves.full_nodes import FullNodes
 from clamor_ray.actors.moves.idle_nodes import IdleNodes
 from clamor_ray.actors.moves.moves import Moves
 from clamor_ray.actors.moves.placements import Placements
+from clamor_ray.actors.moves.program_drains import ProgramDrains
 from clamor_ray.actors.moves.separations import Separations
 from clamor_ray.actors.moves.switches import Switches
 from clamor_ray.actors.process import journals, keeper_process, oom_score, starting
@@ -236,6 +237,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
             is_leaving=lambda server_id: self._drains.is_leaving(server_id),
         )
         self._drains = Drains(core, journal, self._moves, label, lambda at: self._servers.room(at))
+        self._programs = ProgramDrains(config.job_scope)
         self._placements = Placements(core, self._moves, self._drains, label)
         self._separations = Separations(
             *(core, self._moves, self._drains, label),
@@ -746,7 +748,8 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         server_id = await self._servers.to_drain(node_id, self._drains.others)
         self._idle_nodes.forget(server_id)  # from now on it leaves because somebody has asked
         try:
-            result = await self._drains.drain(server_id, node_id, drain_s)
+            variables = self._drains.drain(server_id, node_id, drain_s)
+            result = await self._programs.drain_with(variables, node_id, drain_s)
             return result._replace(leaves=self._departures.leaves(server_id))
         finally:
             self._departures.watch()
@@ -754,6 +757,13 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
     async def _prepare_drain(self, server_id: int, but: Collection[str]) -> None:
         if not self._drains.others(server_id):
             await self._servers.ensure_at(await asyncio.to_thread(alive_nodes) - set(but))
+
+    async def drained_nodes(self) -> list[str]:
+        """Those to which no program is to come."""
+        return [
+            *self._programs.drained,
+            *filter(None, map(self._core.node_of, self._drains.leaving)),
+        ]
 
     async def cancel_drain(self, node_id: str) -> bool:
         """See ``Drains.cancel``, and ``PageServers.come_back`` where it has left.
@@ -763,7 +773,8 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         """
         self._check_not_ending()
         has_come = await self._servers.come_back(node_id)
-        return self._drains.cancel(self._core.server_id_at(node_id)) or has_come
+        was_drained = await self._programs.cancel(node_id)
+        return self._drains.cancel(self._core.server_id_at(node_id)) or has_come or was_drained
 
     async def make_room(self, node_id: str, needed_bytes: int) -> bool:
         """See ``FullNodes.make_room``."""

@@ -15,7 +15,7 @@ from ray.exceptions import (
 )
 
 from clamor_ray import errors
-from clamor_ray._programs.nodes import nodes_for
+from clamor_ray._programs.launching import n_workers
 from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._recipes.program.builder import Dataset
@@ -51,12 +51,13 @@ class Job:
         if not is_detached:  # who can ask for its result is gone: it ends
             weakref.finalize(self, _stop, controller).atexit = False
 
-    def scale(self, workers: int) -> None:
+    def scale(self, workers: int | str) -> None:
         """The program runs on so many nodes from now on, while it goes on. Returns when workers
         have begun on new ones; those that leave end when their partitions have moved.
 
         Args:
-            workers: At least 1, and at most as many as nodes have CPUs.
+            workers: At least 1, and at most as many as nodes have CPUs and are not drained; or
+                ``"all"``: on all that have CPUs, and on those that come.
 
         Raises:
             ProgramError: There are not so many nodes.
@@ -71,8 +72,7 @@ class Job:
             >>> len(job.stats().workers)
             1
         """
-        has = [each.node_id for each in self.stats().workers]
-        self._call("scale", nodes_for(workers, first=has))
+        self._call("scale", n_workers(workers))
 
     def checkpoint(self) -> bool:
         """Begins a checkpoint. `stats` says when it is done.

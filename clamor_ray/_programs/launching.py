@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import operator
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import cloudpickle
@@ -33,8 +34,8 @@ def launch(
     tables: Tables,
     functions: Sequence[Callable[..., Any]],
     datasets: Sequence[Dataset],
-    nodes: Mapping[str, int],
     *,
+    workers: int | str | None,
     checkpoint: str | None,
     every_s: float | None,
     schedule: Sequence[Callable[..., Any]],
@@ -47,14 +48,14 @@ def launch(
         is_detached: The session outlives this driver, and so does the program.
         node_id: Where the controller runs.
         tables, functions, datasets: The program.
-        nodes: Ray's ids of the nodes that get a worker, and their CPUs.
+        workers: See `n_workers`; None: as many as there are nodes.
         checkpoint, every_s, schedule, cpus, executors: As of `Program.run`.
 
     Returns:
         The controller, whose workers have their partitions.
 
     Raises:
-        ProgramError: A function cannot be pickled.
+        ProgramError: A function cannot be pickled; there are not so many nodes.
         StorageError: The checkpoint cannot be read.
         WaitTimeoutError: It has not started in time.
     """
@@ -66,10 +67,11 @@ def launch(
         if hasattr(dataset.source, "read_partition")
     }
     settings = ProgramSettings(
-        name=f"program-{scope}-{os.urandom(4).hex()}",
+        name=names.program_name(scope, os.urandom(4).hex()),
+        scope=scope,
         secret=os.urandom(SECRET_BYTES),
         program=_pickled(tables, functions),
-        nodes=dict(nodes),
+        workers=workers,
         cpus=cpus,
         executors=executors,
         place=checkpoint,
@@ -107,6 +109,22 @@ def launch(
             ) from failure
         raise
     return controller
+
+
+def n_workers(workers: Any) -> int | str:
+    """What a user says of workers.
+
+    Raises:
+        ProgramError: It is neither a number of nodes nor ``"all"``.
+    """
+    if workers == "all":
+        return "all"
+    try:
+        return operator.index(workers)
+    except TypeError:
+        raise errors.ProgramError(
+            f'workers is {workers!r}, and must be a number of nodes, or "all".'
+        ) from None
 
 
 class _Saver(FunctionPickler):

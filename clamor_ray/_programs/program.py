@@ -8,8 +8,7 @@ from typing import Any
 
 from clamor_ray._observe.graphviz import write_graph
 from clamor_ray._programs.job import Job
-from clamor_ray._programs.launching import launch
-from clamor_ray._programs.nodes import nodes_for
+from clamor_ray._programs.launching import launch, n_workers
 from clamor_ray._recipes.program.builder import Builder
 from clamor_ray._recipes.program.explaining import explain_text
 from clamor_ray._recipes.program.picture import explain_picture
@@ -75,7 +74,7 @@ class Program(Builder):
         checkpoint: str | os.PathLike[str] | None = None,
         every_s: float | None = None,
         schedule: Sequence[Callable[..., Any]] | None = None,
-        workers: int | None = None,
+        workers: int | str | None = None,
         cpus: int | None = None,
         executors: str | None = None,
     ) -> Job:
@@ -87,7 +86,9 @@ class Program(Builder):
             every_s: Between two checkpoints, in seconds.
             schedule: Functions that move partitions; see `clamor.schedule`. Left out: none while
                 the workers stay.
-            workers: On so many nodes; left out: on all that have CPUs.
+            workers: On so many nodes; left out: on all that have CPUs. A node that goes is
+                replaced by another one, where there is one. ``"all"``: on all that have CPUs, and
+                on those that come while it runs.
             cpus: So many tasks run at once on each node; left out: one for each CPU of the node.
             executors: ``threads``: tasks run in one process on each node, and see each other's
                 module variables. ``processes``: each CPU has a process of its own. Left out:
@@ -126,7 +127,6 @@ class Program(Builder):
         if place is not None:
             CheckpointFiles(place)  # what cannot be opened is said here
         is_detached = not session.of_job
-        nodes = dict(nodes_for(workers))
         controller = launch(
             session.scope,
             is_detached,
@@ -134,7 +134,7 @@ class Program(Builder):
             tables,
             self.functions,
             self.datasets,
-            nodes,
+            workers=None if workers is None else n_workers(workers),
             checkpoint=place,
             every_s=every_s,
             schedule=schedule or (),

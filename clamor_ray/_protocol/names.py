@@ -80,6 +80,26 @@ def page_server_name(scope: str, node_id: str) -> str:
     return f"page-server-{scope}-{node_id[:16]}"
 
 
+def program_name(scope: str, token: str) -> str:
+    """The actor name of a program's controller. Those of its workers begin with it and "-"."""
+    return f"program-{scope}-{token}"
+
+
+def programs_of(actor_names: list[str], scope: str) -> list[str]:
+    """The controllers of a session's programs among the names of actors.
+
+    Example:
+        >>> programs_of(["program-aaaaaa000001-x", "program-aaaaaa000001-x-w1"], "aaaaaa000001")
+        ['program-aaaaaa000001-x']
+    """
+    begins = program_name(scope, "")
+    return [
+        name
+        for name in actor_names
+        if name.startswith(begins) and "-" not in name.removeprefix(begins)
+    ]
+
+
 def names_of_sessions(actor_names: list[str], scope: str = "") -> list[str]:
     """The names of sessions among the names of actors.
 

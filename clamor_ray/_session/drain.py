@@ -26,6 +26,9 @@ def drain(node_id: str, timeout: float = 60.0) -> DrainResult:
     later gets another page server, which takes variables as any. The page server on the node of the
     session's driver does not end: the session is there.
 
+    Programs (`clamor.Program`) leave the node as well, while they run: their partitions move to
+    other nodes that have CPUs, and no program begins there before `clamor.cancel_drain`.
+
     Calling it again moves what has come since. `clamor.cancel_drain` undoes it.
 
     Args:
@@ -39,7 +42,8 @@ def drain(node_id: str, timeout: float = 60.0) -> DrainResult:
     Raises:
         DrainTimeoutError: Something is still there, which it names. Nothing is lost. The node takes
             no variables of others still. A variable that was freed cannot move: it is there until
-            the processes of other nodes that have arrays of it let go of them.
+            the processes of other nodes that have arrays of it let go of them. A program cannot
+            leave where no other node has CPUs.
         DrainCancelledError: `clamor.cancel_drain` was called meanwhile.
         NodeLostError: The node was lost meanwhile, and something was still there, which it names.
         NoOtherNodeError: Variables are on the node, and the cluster has no other one that could

@@ -1,0 +1,146 @@
+"""Programs, and the nodes and the session that they run on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clamor_ray as clamor
+from clamor_ray import errors
+from clamor_ray._programs.program import Program
+from tests.cluster.test_ray_nodes import drain_node
+from tests.conftest import until
+from tests.support.lab import LocalCluster, local_cluster, require_lab
+
+pytestmark = pytest.mark.lab
+
+END_S = 60.0
+N_NODES = 3
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[LocalCluster]:
+    require_lab("local")
+    with local_cluster(N_NODES) as lab:
+        clamor.init()
+        yield lab
+        clamor.shutdown(force=True)
+
+
+def rounds(n_rounds: int, n_parts: int = 6) -> tuple[Program, Any, Any]:
+    """Each partition counts the rounds, and sends 1 in each; a value adds them up."""
+    program = Program()
+    parts = program.dataset([np.zeros(1000) for _ in range(n_parts)])
+    total = program.value(0)
+
+    def grow(t: Any, part: Any) -> None:
+        time.sleep(0.005)
+        part += 1
+        t.send(0, 1)
+
+    with program.loop(max=n_rounds):
+        program.stage(grow, writes=[parts])
+        program.stage(lambda t, total: total + sum(t.recv()), writes=[total])
+    return program, parts, total
+
+
+def nodes_of(job: Any) -> set[str]:
+    return {each.node_id for each in job.stats().workers}
+
+
+def test_a_drained_node_is_left(lab: LocalCluster) -> None:
+    program, _, total = rounds(400)
+    job = program.run()
+    assert nodes_of(job) == set(lab.node_ids)
+    clamor.drain(lab.node_ids[2], timeout=END_S)
+    assert nodes_of(job) == set(lab.node_ids[:2])
+    assert job.stats().state == "running"
+    clamor.drain(lab.node_ids[1], timeout=END_S)
+    assert nodes_of(job) == {lab.node_ids[0]}
+    other, _, _ = rounds(1)
+    beside = other.run(workers="all")  # begins past them
+    assert nodes_of(beside) == {lab.node_ids[0]}
+    assert clamor.cancel_drain(lab.node_ids[1])
+    until(lambda: nodes_of(beside) == set(lab.node_ids[:2]), END_S)
+    until(lambda: lab.node_ids[1] in nodes_of(job), END_S)  # it was to have three
+    clamor.cancel_drain(lab.node_ids[2])
+    assert job.result(total, END_S) == 400 * 6
+    assert job.stats().restarts == 0
+    for each in (job, beside):
+        each.stop()
+
+
+def test_the_only_worker_of_a_drained_node_is_replaced_first(lab: LocalCluster) -> None:
+    program, _, total = rounds(300)
+    job = program.run(workers=1)
+    (node,) = nodes_of(job)
+    clamor.drain(node, timeout=END_S)
+    assert len(nodes_of(job)) == 1
+    assert node not in nodes_of(job)
+    clamor.cancel_drain(node)
+    assert job.result(total, END_S) == 300 * 6
+    assert job.stats().restarts == 0
+    job.stop()
+
+
+def test_what_has_ended_leaves_a_drained_node_too(lab: LocalCluster) -> None:
+    program, parts, _ = rounds(5)
+    job = program.run()
+    job.wait(END_S)
+    clamor.drain(lab.node_ids[1], timeout=END_S)
+    assert lab.node_ids[1] not in nodes_of(job)
+    clamor.cancel_drain(lab.node_ids[1])
+    assert [float(part[0]) for part in job.result(parts, END_S)] == [5.0] * 6
+    job.stop()
+
+
+def test_a_drain_says_what_no_other_node_can_take(lab: LocalCluster) -> None:
+    program, _, _ = rounds(10**6)
+    job = program.run(workers=1)
+    (node,) = nodes_of(job)
+    others = set(lab.node_ids) - {node}
+    for each in others:
+        clamor.drain(each, timeout=END_S)
+    with pytest.raises(errors.DrainTimeoutError, match=r"by: program .* \(7 slices\)"):
+        clamor.drain(node, timeout=1.0)
+    assert clamor.cancel_drain(node)
+    with ThreadPoolExecutor() as beside:
+        drain = beside.submit(clamor.drain, node, timeout=END_S)
+        until(lambda: clamor.cancel_drain(node), END_S)
+        with pytest.raises(errors.DrainCancelledError):
+            drain.result(END_S)
+    assert nodes_of(job) == {node}
+    for each in others:
+        assert clamor.cancel_drain(each)
+    job.stop()
+
+
+def test_more_workers_than_nodes_are_refused(lab: LocalCluster) -> None:
+    program, _, _ = rounds(1)
+    with pytest.raises(errors.ProgramError, match="4 workers were asked for, and 3 nodes"):
+        program.run(workers=4)
+    with pytest.raises(errors.ProgramError, match="must be a number of nodes"):
+        program.run(workers="some")
+
+
+def test_nodes_that_come_and_nodes_that_ray_drains(lab: LocalCluster) -> None:
+    """The last test: one node more is there at its end."""
+    program, _, total = rounds(800)
+    job, fixed = program.run(workers="all"), rounds(10**6)[0].run(workers=2)
+    at = nodes_of(fixed)
+    index = lab.add_node(num_cpus=1)
+    new = lab.node_ids[index]
+    until(lambda: new in nodes_of(job), END_S)
+    assert nodes_of(fixed) == at  # nobody has asked for more
+    until(lambda: all(each.tasks > 0 for each in job.stats().workers), END_S)
+    assert drain_node(new, int((time.time() + 600.0) * 1000))
+    until(lambda: new not in nodes_of(job), END_S)
+    assert job.result(total, END_S) == 800 * 6
+    assert job.stats().restarts == 0
+    for each in (job, fixed):
+        each.stop()
