@@ -30,12 +30,15 @@ import importlib
 
 import lazy_loader
 
+from clamor_ray._programs import collections as _collections
 from clamor_ray._read import opener as _opener
 
 # Ray, NumPy and cloudpickle are loaded when something of them is first used. The names, and where
 # they are, are in __init__.pyi.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ = [name for name in __all__ if name != "open"]  # Python's own is not hidden by a star
+
+_collections.load_by(lambda: importlib.import_module("clamor_ray.collection.io.programs"))
 
 # What unpickled a reference has loaded no more than that.
 _opener.load_by(lambda: importlib.import_module("clamor_ray._session.process_sessions"))

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import cloudpickle
@@ -32,7 +32,7 @@ from clamor_ray.actors.recipes.checkpoint_files import CheckpointFiles
 from clamor_ray.actors.recipes.settings import ProgramSettings
 from clamor_ray.actors.recipes.staffing import Staff, Staffing
 from clamor_ray.actors.recipes.stats import Counters, ProgramStats, WorkerStats
-from clamor_ray.actors.recipes.workers import Started, Workers
+from clamor_ray.actors.recipes.workers import Key, Started, Workers
 
 logger = logging.getLogger("clamor_ray.recipes")
 
@@ -74,6 +74,8 @@ class RecipeController:
         self._staffing = Staffing(
             settings.workers, self._staff, self._add, self._leave, self._drained
         )
+        self._starts = threading.Lock()
+        self._asked_s = time.monotonic()  # when somebody last asked for partitions
         self._fresh: list[Started] = []  # they began when all others were lost
         self._over = threading.Event()
         self._stops = False
@@ -97,11 +99,14 @@ class RecipeController:
         self._look_on()
 
     @ray.method(concurrency_group="calls")
-    def start(self, given: Sequence[Sequence[Any]]) -> None:
+    def start(
+        self, given: Sequence[Sequence[Any]], places: Mapping[Key, tuple[list[str], int]]
+    ) -> None:
         """Starts the workers, and the program.
 
         Args:
             given: References to the partitions of each dataset at its beginning.
+            places: The nodes that have one in their stores, and its bytes, by dataset and index.
 
         Raises:
             ProgramError: The checkpoints are of another program; a scheduling function answers
@@ -109,8 +114,13 @@ class RecipeController:
             StorageError: They cannot be read.
             WaitTimeoutError, ProgramLostError: A worker has not started, or cannot begin.
         """
-        if self._state != "starting":
-            return  # it was called before, by the process before
+        with self._starts:
+            if self._state == "starting":  # else somebody else has called it
+                self._start(given, places)
+
+    def _start(
+        self, given: Sequence[Sequence[Any]], places: Mapping[Key, tuple[list[str], int]]
+    ) -> None:
         partitions = {
             (dataset, index): part
             for dataset, parts in enumerate(given)
@@ -121,7 +131,8 @@ class RecipeController:
         started = self._workers.start(me, partitions, self._staffing.nodes())
         with self._lock:
             self._core = self._new_core(last, name)
-            self._core.begin({each.name: each.address for each in started})
+            cached = self._cached(places, {each.node_id: each.name for each in started})
+            self._core.begin({each.name: each.address for each in started}, cached)
             self._finished = last
             self._state = "running"
             self._run, self._known = self._core.run, frozenset(self._core.members)
@@ -137,6 +148,17 @@ class RecipeController:
     def _look_on(self) -> None:
         threading.Thread(target=self._look_after, name="recipes-controller", daemon=True).start()
         self._staffing.watch()
+
+    def _cached(
+        self, places: Mapping[Key, tuple[list[str], int]], workers: Mapping[str, str]
+    ) -> dict[Key, dict[str, int]]:
+        """Slice -> worker -> bytes of it on its node."""
+        found: dict[Key, dict[str, int]] = {}
+        for (dataset, index), (nodes, n_bytes) in places.items():
+            at = found.setdefault((self._tables.datasets[dataset].group, index), {})
+            for worker in (workers[node] for node in nodes if node in workers):
+                at[worker] = at.get(worker, 0) + n_bytes
+        return found
 
     def _new_core(self, last: Checkpoint | None, name: int) -> ControllerCore:
         functions = cloudpickle.loads(self._settings.schedule)
@@ -384,16 +406,28 @@ class RecipeController:
     @ray.method(concurrency_group="calls")
     def partitions(self, dataset: int) -> list[Any]:
         """References to the partitions of a dataset, by index."""
-        with self._lock:
-            assert self._core is not None
-            info = self._tables.datasets[dataset]
-            at = [
-                self._core.map.worker_of((info.group, index)) for index in range(info.n_partitions)
-            ]
         return [
             self._workers.handle(worker).partition.remote(dataset, index)
-            for index, worker in enumerate(at)
+            for index, worker in enumerate(self._workers_of(dataset))
         ]
+
+    @ray.method(concurrency_group="calls")
+    def where(self, dataset: int) -> list[tuple[str, str]]:
+        """The actor that has a partition, and its node, by index."""
+        nodes = self._workers.nodes()
+        return [
+            (f"{self._settings.name}-{worker}", nodes.get(worker, ""))
+            for worker in self._workers_of(dataset)
+        ]
+
+    def _workers_of(self, dataset: int) -> list[str]:
+        with self._lock:
+            self._asked_s = time.monotonic()
+            assert self._core is not None
+            info = self._tables.datasets[dataset]
+            return [
+                self._core.map.worker_of((info.group, index)) for index in range(info.n_partitions)
+            ]
 
     @ray.method(concurrency_group="calls")
     def move(self, dataset: int, index: int, node_id: str) -> bool:
@@ -467,6 +501,9 @@ class RecipeController:
     @ray.method(concurrency_group="calls")
     def stop(self) -> None:
         """See `Job.stop`. The workers end, and so does this process."""
+        self._stop()
+
+    def _stop(self) -> None:
         with self._lock:
             if self._state in ("starting", "running"):
                 self._fail(errors.ProgramLostError("The program was stopped."))
@@ -513,8 +550,17 @@ class RecipeController:
             self._workers.let_go(worker)
         return sent
 
+    def _has_expired(self) -> bool:
+        lasts_s = self._settings.expires_s
+        with self._lock:
+            if self._state == "running":
+                self._asked_s = time.monotonic()
+            return lasts_s is not None and time.monotonic() - self._asked_s > lasts_s
+
     def _look_after(self) -> None:
         while not self._over.wait(TICK_S):
+            if self._has_expired():
+                self._stop()
             last = None
             with self._guarded():
                 core = self._core

@@ -23,6 +23,8 @@ class ProgramSettings:
         readers: Pickled: dataset -> what makes a partition of what it is given as.
         executors: See `Program.run`.
         is_detached: It outlives its driver.
+        expires_s: It ends when it has run, and nobody has asked for partitions for so long; None:
+            when somebody stops it.
     """
 
     name: str
@@ -37,3 +39,4 @@ class ProgramSettings:
     cpus: int | None
     executors: str | None
     is_detached: bool
+    expires_s: float | None = None

@@ -15,9 +15,11 @@ from ray.exceptions import (
 )
 
 from clamor_ray import errors
-from clamor_ray._programs.launching import n_workers
+from clamor_ray._programs.launching import Launched, n_workers
+from clamor_ray._programs.publishing import Origin, publish_partitions, publish_value
 from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.cause import cause_of
+from clamor_ray._read.ref import GlobalRef
 from clamor_ray._recipes.program.builder import Dataset
 
 LOOK_S: Final = 1.0  # a wait is asked again so often: its caller may be interrupted
@@ -29,9 +31,8 @@ class Job:
     """See the file's head. `Program.run` makes one. Safe from any thread.
 
     Args:
-        controller: The actor that places its partitions.
+        launched: The program; a detached one goes on when nobody has this any more.
         datasets: Of the program.
-        is_detached: It goes on when nobody has this any more.
 
     Example:
         >>> program = clamor.Program()
@@ -43,13 +44,12 @@ class Job:
         1024
     """
 
-    def __init__(
-        self, controller: Any, datasets: tuple[Dataset, ...], is_detached: bool = False
-    ) -> None:
-        self._controller = controller
+    def __init__(self, launched: Launched, datasets: tuple[Dataset, ...]) -> None:
+        self._launched = launched
+        self._controller = launched.controller
         self._datasets = datasets
-        if not is_detached:  # who can ask for its result is gone: it ends
-            weakref.finalize(self, _stop, controller).atexit = False
+        if not launched.settings.is_detached:  # who can ask for its result is gone: it ends
+            weakref.finalize(self, _stop, self._controller).atexit = False
 
     def scale(self, workers: int | str) -> None:
         """The program runs on so many nodes from now on, while it goes on. Returns when workers
@@ -149,6 +149,61 @@ class Job:
         self.wait(timeout_s)
         parts = self._fetched(self._call("partitions", dataset.number))
         return parts[0] if dataset.is_value else parts
+
+    def publish(
+        self, dataset: Dataset, timeout_s: float | None = None, **options: Any
+    ) -> GlobalRef[Any] | Any:
+        """Keeps what a dataset has when the program has ended: also after `stop`, and without a
+        copy at the driver.
+
+        A value becomes a global variable, homed on the node where it is. Other datasets become a
+        collection: each partition stays on its node, and the first tasks on it go there. What a
+        stage has left in a partition is what a function of `map_batches` may return: an array, a
+        table, a dict of arrays, a tuple of those, or a list of items.
+
+        Partitions that are lost with a node are made again when they are needed: the program runs
+        again from its beginning, on the nodes that there are. It makes the same if its functions
+        do, and if what its partitions were at first, and the versions of variables that it reads,
+        are there still. A value is not made again: pass `redundancy`.
+
+        Args:
+            dataset: Of the program.
+            timeout_s: As of `wait`.
+            options: Of `clamor.put`, for a value: name, redundancy, and others.
+
+        Returns:
+            A `GlobalRef` of a value, else a `DataCollection`.
+
+        Raises:
+            ProgramError: It is of another program; a partition is nothing that a collection has;
+                it is no value, and has options.
+            WaitTimeoutError, StageFailedError, ProgramLostError: As `wait`.
+            NameTakenError, TooFewNodesError, ...: As `clamor.put`.
+
+        Example:
+            >>> program = clamor.Program()
+            >>> parts, best = program.dataset([np.arange(3), np.arange(4)]), program.value(0)
+            >>> program.stage(lambda t, part: part * part, writes=[parts])
+            >>> program.stage(lambda t, best: np.ones(1000), writes=[best])
+            >>> job = program.run()
+            >>> squares, ones = job.publish(parts), job.publish(best)
+            >>> job.stop()
+            >>> squares.sum(), float(ones.get().sum())
+            (19, 1000.0)
+        """
+        self._check(dataset)
+        if options and not dataset.is_value:
+            raise errors.ProgramError(
+                f"{', '.join(options)}: {dataset.name} becomes a collection, and options are for "
+                "values."
+            )
+        self.wait(timeout_s)
+        _, settings, given = self._launched
+        origin = Origin(settings, given, dataset.number, dataset.name)
+        nodes = [node for _, node in self._call("where", dataset.number)]
+        if dataset.is_value:
+            return publish_value(origin, nodes[0], options)
+        return publish_partitions(origin, nodes)
 
     def stats(self) -> Any:
         """What the program does, and where.

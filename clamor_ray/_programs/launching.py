@@ -7,7 +7,7 @@ import operator
 import os
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import cloudpickle
 import ray
@@ -27,6 +27,20 @@ from clamor_ray.actors.recipes.settings import ProgramSettings
 START_S: Final = 3600.0  # partitions may be large
 
 
+class Launched(NamedTuple):
+    """A program that has begun.
+
+    Args:
+        controller: The actor that places its partitions; workers have them.
+        settings: What it was told.
+        given: References to its partitions at first, by dataset.
+    """
+
+    controller: Any
+    settings: ProgramSettings
+    given: list[list[Any]]
+
+
 def launch(
     scope: str,
     is_detached: bool,
@@ -41,7 +55,7 @@ def launch(
     schedule: Sequence[Callable[..., Any]],
     cpus: int | None,
     executors: str | None,
-) -> Any:
+) -> Launched:
     """
     Args:
         scope: Of the session.
@@ -52,7 +66,7 @@ def launch(
         checkpoint, every_s, schedule, cpus, executors: As of `Program.run`.
 
     Returns:
-        The controller, whose workers have their partitions.
+        What has begun.
 
     Raises:
         ProgramError: A function cannot be pickled; there are not so many nodes.
@@ -80,21 +94,39 @@ def launch(
         readers=cloudpickle.dumps(readers),
         is_detached=is_detached,
     )
+    return Launched(begin(settings, given, node_id), settings, given)
+
+
+def begin(settings: ProgramSettings, given: list[list[Any]], node_id: str) -> Any:
+    """Starts a program, or finds the one of that name.
+
+    Args:
+        settings: The program.
+        given: References to its partitions at first, by dataset.
+        node_id: Where the controller runs.
+
+    Returns:
+        The controller, whose workers have their partitions.
+
+    Raises:
+        ProgramError, StorageError, WaitTimeoutError, ProgramLostError: As `launch`.
+    """
     controller = (
         ray.remote(concurrency_groups=CONCURRENCY)(RecipeController)
         .options(
             namespace=names.NAMESPACE,
             name=settings.name,
-            lifetime="detached" if is_detached else None,
+            get_if_exists=True,
+            lifetime="detached" if settings.is_detached else None,
             num_cpus=0,
             max_restarts=-1,  # it learns from its workers where everything is
             enable_task_events=False,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=is_detached),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=settings.is_detached),
         )
         .remote(settings)
     )
     try:
-        ray_state.get(controller.start.remote(given), timeout=START_S)
+        ray_state.get(controller.start.remote(given, _places(given)), timeout=START_S)
     except BaseException as failure:  # also Ctrl-C: nobody could end it later
         ray.kill(controller)
         if isinstance(failure, ray.exceptions.RayTaskError):
@@ -109,6 +141,23 @@ def launch(
             ) from failure
         raise
     return controller
+
+
+def _places(given: list[list[Any]]) -> dict[tuple[int, int], tuple[list[str], int]]:
+    """Where partitions are, by dataset and index: small ones, and those that nobody has, are left
+    out."""
+    known = {
+        (dataset, index): part
+        for dataset, parts in enumerate(given)
+        for index, part in enumerate(parts)
+        if part is not None
+    }
+    if not known:
+        return {}
+    references = list(set(known.values()))
+    ray_state.wait(references, num_returns=len(references), timeout=START_S, fetch_local=False)
+    at = dict(zip(references, ray_state.locations_of(references), strict=True))
+    return {key: at[part] for key, part in known.items() if at[part][0]}
 
 
 def n_workers(workers: Any) -> int | str:

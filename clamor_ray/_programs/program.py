@@ -127,7 +127,7 @@ class Program(Builder):
         if place is not None:
             CheckpointFiles(place)  # what cannot be opened is said here
         is_detached = not session.of_job
-        controller = launch(
+        launched = launch(
             session.scope,
             is_detached,
             session.node_id,
@@ -141,4 +141,4 @@ class Program(Builder):
             cpus=cpus,
             executors=executors,
         )
-        return Job(controller, self.datasets, is_detached)
+        return Job(launched, self.datasets)

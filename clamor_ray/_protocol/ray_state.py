@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import ray
@@ -63,25 +64,37 @@ def alive_nodes() -> set[str]:
 
 
 def nodes_of(object_ref: Any) -> list[str]:
-    """The nodes whose stores have a Ray object that is ready.
+    """See `locations_of`."""
+    return locations_of([object_ref])[0][0]
+
+
+def locations_of(object_refs: Sequence[Any]) -> list[tuple[list[str], int]]:
+    """The nodes whose stores have Ray objects that are ready, and the objects' bytes.
 
     Ray can say that a task's result is ready a moment before it knows where that is. So the
     location of a large object is waited for.
 
     Returns:
-        Ray's hex ids. Empty: the object is small, or an error, and lies with its owner; or it was
-        spilled; or it is lost, and Ray makes it again for who gets it.
+        Ray's hex ids for each. Empty: the object is small, or an error, and lies with its owner; or
+        it was spilled; or it is lost, and Ray makes it again for who gets it.
     """
     until_s = time.monotonic() + LOCATE_S
     while True:
-        known = ray.experimental.get_object_locations([object_ref])[object_ref]
-        nodes, n_bytes = list(known.get("node_ids") or ()), known.get("object_size")
-        is_small = n_bytes is not None and n_bytes <= WITH_OWNER_BYTES
-        # One that was spilled had a location: it is not about to get its first.
-        is_known = bool(nodes) or is_small or bool(known.get("did_spill"))
-        if is_known or time.monotonic() >= until_s:
-            return nodes
+        said = ray.experimental.get_object_locations(list(object_refs))
+        found = [said[each] for each in object_refs]
+        if all(map(_is_located, found)) or time.monotonic() >= until_s:
+            return [
+                (list(known.get("node_ids") or ()), known.get("object_size") or 0)
+                for known in found
+            ]
         time.sleep(LOCATE_PAUSE_S)
+
+
+def _is_located(known: Mapping[str, Any]) -> bool:
+    n_bytes = known.get("object_size")
+    is_small = n_bytes is not None and n_bytes <= WITH_OWNER_BYTES
+    # One that was spilled had a location: it is not about to get its first.
+    return bool(known.get("node_ids")) or is_small or bool(known.get("did_spill"))
 
 
 def raylet_is_gone(node_id: str) -> bool:

@@ -128,6 +128,76 @@ def test_more_workers_than_nodes_are_refused(lab: LocalCluster) -> None:
         program.run(workers="some")
 
 
+def squares(n_parts: int) -> tuple[Program, Any, Any]:
+    program = Program()
+    parts = program.dataset([np.full(50_000, float(n)) for n in range(n_parts)])
+    total = program.value(0.0)
+
+    def square(t: Any, part: Any) -> Any:
+        t.send(0, part[0])
+        return part * part
+
+    program.stage(square, writes=[parts])
+    program.stage(lambda t, total: np.full(1000, sum(t.recv())), writes=[total])
+    return program, parts, total
+
+
+def here() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def sum_of_squares(n_parts: int) -> float:
+    return 50_000.0 * sum(n * n for n in range(n_parts))
+
+
+def test_what_it_made_is_published(lab: LocalCluster) -> None:
+    import ray
+
+    program, parts, total = squares(6)
+    job = program.run()
+    job.wait(END_S)
+    for index in range(6):  # backwards, and not as the next one would place them by itself
+        job.move(parts, index, lab.node_ids[(5 - index) // 2])
+    made, ref = job.publish(parts), job.publish(total, name="total of squares")
+    job.stop()
+    assert float(ref.get()[0]) == float(clamor.open("total of squares").get()[0]) == 15.0
+    references = made.partition_references()
+    where = ray.experimental.get_object_locations(references)
+    nodes = [where[each]["node_ids"] for each in references]
+    assert nodes == [[lab.node_ids[(5 - index) // 2]] for index in range(6)]
+    # And into the next program, where they are.
+    again = Program()
+    rows, at = again.dataset(made), again.dataset([""] * 6)
+    again.stage(lambda t, rows, at: here(), reads=[rows], writes=[at])
+    assert [[node] for node in again.run().result(at, END_S)] == nodes
+    assert made.sum() == sum_of_squares(6)
+    with pytest.raises(errors.ProgramError, match="options are for values"):
+        job.publish(parts, name="no")
+
+
+def test_what_is_no_partition_of_a_collection_is_said(lab: LocalCluster) -> None:
+    program = Program()
+    parts = program.dataset([1, 2])
+    program.stage(lambda t, part: part + 1, writes=[parts])
+    job = program.run()
+    with pytest.raises(errors.ProgramError, match=r"Partition \d of .* returned int"):
+        job.publish(parts)
+    job.stop()
+
+
+def test_what_was_published_and_is_lost_is_made_again(lab: LocalCluster) -> None:
+    program, parts, _ = squares(8)
+    index = lab.add_node(num_cpus=1)
+    job = program.run()
+    assert lab.node_ids[index] in nodes_of(job)
+    made = job.publish(parts)
+    job.stop()
+    lab.kill_node(index)
+    assert made.sum() == sum_of_squares(8)
+
+
 def test_nodes_that_come_and_nodes_that_ray_drains(lab: LocalCluster) -> None:
     """The last test: one node more is there at its end."""
     program, _, total = rounds(800)

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from clamor_ray import errors
+from clamor_ray._recipes.placement.controller_core import ControllerCore
+from clamor_ray._recipes.placement.rows import near
+from clamor_ray._recipes.program.tables import DatasetInfo, Tables
 from clamor_ray.actors.recipes import staffing
 from clamor_ray.actors.recipes.nodes import Change, change, check_enough
 from clamor_ray.actors.recipes.staffing import Staff, Staffing
@@ -40,6 +43,17 @@ def test_more_than_there_are_is_refused() -> None:
         check_enough({"a": 1, "b": 1}, 2, {"b"})
     with pytest.raises(errors.ProgramError, match="No node has a CPU"):
         check_enough({"a": 1}, None, {"a"})
+
+
+def test_partitions_begin_where_they_are_but_for_the_bound() -> None:
+    tables = Tables((DatasetInfo("rows", 5, 0), DatasetInfo("w", 1, 1)), (), (), 0)
+    cached = {(0, n): {"a": n, "gone": 100} for n in range(5)} | {(1, 0): {"b": 1}}
+    found = near(tables, cached, ["a", "b"])
+    assert found == {(0, 4): "a", (0, 3): "a", (0, 2): "a", (1, 0): "b"}
+    core = ControllerCore(tables)
+    core.begin({"a": None, "b": None}, cached)
+    placed = core.map.assigned
+    assert placed == found | {(0, 0): "b", (0, 1): "b"}
 
 
 class World:

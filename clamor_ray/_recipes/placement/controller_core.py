@@ -44,6 +44,7 @@ from clamor_ray._recipes.placement.partition_map import PartitionMap
 from clamor_ray._recipes.placement.rows import (
     NOTHING_MOVED,
     checked,
+    near,
     partition_rows,
     place,
     slice_of,
@@ -98,10 +99,18 @@ class ControllerCore:
 
     # -- a job begins, or a controller
 
-    def begin(self, workers: Mapping[str, Any]) -> None:
-        """The job begins, at the last checkpoint where there is one, on workers with addresses."""
+    def begin(
+        self, workers: Mapping[str, Any], cached: Mapping[Slice, Mapping[str, int]] | None = None
+    ) -> None:
+        """The job begins, at the last checkpoint where there is one, on workers with addresses.
+
+        Args:
+            cached: Bytes of slices that are on workers' nodes already; see `near`.
+        """
         self._check(bool(workers), "A job needs a worker.")
-        self._begin_run(dict(workers), {})
+        is_fresh = self.checkpoints.last is None
+        first = near(self._tables, cached, workers) if cached and is_fresh else {}
+        self._begin_run(dict(workers), first)
 
     def learn(self, answers: Sequence[Whereabouts]) -> None:
         """A controller takes over, where another one was lost: `begin` is not called.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from clamor_ray import errors
@@ -82,6 +83,37 @@ def partition_rows(
                 )
             )
     return rows
+
+
+def near(
+    tables: Tables, cached: Mapping[Slice, Mapping[str, int]], workers: Collection[str]
+) -> dict[Slice, str]:
+    """Where slices could be at first so that few bytes are carried. None gets more of a group than
+    its share; what is left has no worker.
+
+    Args:
+        cached: Slice -> worker -> bytes of it on its node.
+
+    Example:
+        >>> from clamor_ray._recipes.program.tables import DatasetInfo
+        >>> tables = Tables((DatasetInfo("rows", 4, 0),), (), (), 0)
+        >>> near(tables, {(0, 0): {"a": 5}, (0, 1): {"a": 9}, (0, 3): {"a": 7}}, ["a", "b"])
+        {(0, 1): 'a', (0, 3): 'a'}
+    """
+    most = {group: -(-tables.n_slices(group) // len(workers)) for group in range(tables.n_groups)}
+    n_placed: Counter[tuple[int, str]] = Counter()
+    wishes = sorted(
+        (-n_bytes, slice, worker)
+        for slice, at in cached.items()
+        for worker, n_bytes in at.items()
+        if n_bytes and worker in workers
+    )
+    placed: dict[Slice, str] = {}
+    for _, slice, worker in wishes:
+        if slice not in placed and n_placed[slice[0], worker] < most[slice[0]]:
+            placed[slice] = worker
+            n_placed[slice[0], worker] += 1
+    return placed
 
 
 def place(
