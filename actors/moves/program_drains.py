@@ -1,4 +1,4 @@
-"""A node that is drained is left by the session's programs, too.
+"""A node that is drained is left by the session's programs, too; and they end with the session.
 
 Each program has a controller of its own, an actor that is found by its name. It is asked again and
 again until nothing of the program is on the node, so one that is killed meanwhile is told again.
@@ -91,6 +91,10 @@ class ProgramDrains:
         await self._ask("cancel_drain", node_id)
         return was_drained
 
+    async def stop_all(self) -> None:
+        """The session ends, and its programs with it."""
+        await self._ask("stop")
+
     async def _leave(self, node_id: str, timeout_s: float) -> None:
         until_s = time.monotonic() + timeout_s
         while there := [said for said in await self._ask("drain", node_id) if said]:
@@ -102,23 +106,23 @@ class ProgramDrains:
                 )
             await asyncio.sleep(PAUSE_S)
 
-    async def _ask(self, method: str, node_id: str) -> list[str]:
+    async def _ask(self, method: str, *args: str) -> list[str]:
         """What each program's controller answers."""
         found = names.programs_of(await asyncio.to_thread(ray_state.actor_names), self._scope)
         return [
             said
             for said in await asyncio.gather(
-                *(self._ask_one(name, method, node_id) for name in found)
+                *(self._ask_one(name, method, *args) for name in found)
             )
             if said
         ]
 
-    async def _ask_one(self, name: str, method: str, node_id: str) -> str | None:
+    async def _ask_one(self, name: str, method: str, *args: str) -> str | None:
         try:
             controller = await asyncio.to_thread(
                 ray_state.get_actor, name, namespace=names.NAMESPACE
             )
-            said = await ray_state.within(ASK_S, getattr(controller, method).remote(node_id))
+            said = await ray_state.within(ASK_S, getattr(controller, method).remote(*args))
         except (ValueError, *ray_state.GONE):
             return None  # it has ended
         except (RayError, asyncio.TimeoutError) as failure:

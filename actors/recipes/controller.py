@@ -43,6 +43,7 @@ LOST_S: Final = 120.0  # without a heartbeat: who dies is found otherwise, and a
 LINGERS_S: Final = 1.0
 LEAST_S: Final = 1e-3
 ANSWER_S: Final = 10.0
+SESSION_S: Final = 10.0  # between two looks whether the session is there
 NS_PER_S: Final = 10**9
 SCHEDULE_S: Final = 2.0  # between two calls of the user's scheduling functions
 
@@ -75,6 +76,7 @@ class RecipeController:
             settings.workers, self._staff, self._add, self._leave, self._drained
         )
         self._starts = threading.Lock()
+        self._session_s = time.monotonic()  # when it was last looked for
         self._asked_s = time.monotonic()  # when somebody last asked for partitions
         self._fresh: list[Started] = []  # they began when all others were lost
         self._over = threading.Event()
@@ -557,9 +559,20 @@ class RecipeController:
                 self._asked_s = time.monotonic()
             return lasts_s is not None and time.monotonic() - self._asked_s > lasts_s
 
+    def _session_has_ended(self) -> bool:
+        """Its registry says so, too; but not where it was lost."""
+        if time.monotonic() - self._session_s < SESSION_S:
+            return False
+        self._session_s = time.monotonic()
+        try:
+            return ray_state.find_registry(self._settings.scope) is None
+        except Exception as failure:  # any of Ray's: its GCS may be restarting
+            logger.info("Ray does not say whether the session is there: %r", failure)
+            return False
+
     def _look_after(self) -> None:
         while not self._over.wait(TICK_S):
-            if self._has_expired():
+            if self._has_expired() or self._session_has_ended():
                 self._stop()
             last = None
             with self._guarded():

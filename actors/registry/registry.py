@@ -458,6 +458,7 @@ class Registry(CheckpointCalls, FileCalls, LineageCalls, MeetingCalls):
         for service in (self._commits, *drains, *others):
             await service.close()
         await self._lineage.stop()
+        await self._programs.stop_all()
         await self._servers.stop_all()
         self._journal.close()
         shutil.rmtree(self._directory, ignore_errors=True)

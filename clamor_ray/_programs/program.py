@@ -13,6 +13,7 @@ from clamor_ray._recipes.program.builder import Builder
 from clamor_ray._recipes.program.explaining import explain_text
 from clamor_ray._recipes.program.picture import explain_picture
 from clamor_ray._session import process_sessions
+from clamor_ray._session.begin import starting
 from clamor_ray.actors.recipes.checkpoint_files import CheckpointFiles
 
 
@@ -126,7 +127,8 @@ class Program(Builder):
             place = os.path.abspath(place)  # workers have other working directories
         if place is not None:
             CheckpointFiles(place)  # what cannot be opened is said here
-        is_detached = not session.of_job
+        # A session with a name outlives its drivers, also where this one has bound it to its job.
+        is_detached = not session.scope.startswith(starting.job_scope_part())
         launched = launch(
             session.scope,
             is_detached,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -111,7 +114,8 @@ def test_a_drain_says_what_no_other_node_can_take(lab: LocalCluster) -> None:
     assert clamor.cancel_drain(node)
     with ThreadPoolExecutor() as beside:
         drain = beside.submit(clamor.drain, node, timeout=END_S)
-        until(lambda: clamor.cancel_drain(node), END_S)
+        # Again: the drain may not have begun, while the page servers of other nodes start.
+        until(lambda: (clamor.cancel_drain(node), drain.done())[1], END_S)
         with pytest.raises(errors.DrainCancelledError):
             drain.result(END_S)
     assert nodes_of(job) == {node}
@@ -177,6 +181,43 @@ def test_what_it_made_is_published(lab: LocalCluster) -> None:
         job.publish(parts, name="no")
 
 
+DETACHED = """
+import os, time, clamor_ray as clamor
+clamor.init(session="programs", lifetime="detached")
+program = clamor.Program()
+n = program.dataset([0] * 3)
+with program.loop(max=10**12):
+    program.stage(lambda t, n: n + 1, writes=[n])
+job = program.run()
+print(*(each.pid for each in job.stats().workers), flush=True)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def test_a_program_of_a_detached_session_ends_with_that(lab: LocalCluster) -> None:
+    """And not with its driver; nor with another session."""
+    driver = subprocess.run(
+        [sys.executable, "-c", DETACHED],
+        env={**os.environ, **lab.environment},
+        stdout=subprocess.PIPE,
+        timeout=END_S,
+        check=True,
+    )
+    pids = [int(each) for each in driver.stdout.split()]
+    assert len(pids) == N_NODES
+    program, _, total = rounds(20)
+    job = program.run()  # of this session
+    assert job.result(total, END_S) == 20 * 6
+    assert all(map(is_alive, pids))
+    clamor.shutdown(session="programs")
+    until(lambda: not any(map(is_alive, pids)), END_S)
+    assert job.stats().state == "ended"
+    job.stop()
+
+
 def test_what_is_no_partition_of_a_collection_is_said(lab: LocalCluster) -> None:
     program = Program()
     parts = program.dataset([1, 2])
@@ -199,7 +240,7 @@ def test_what_was_published_and_is_lost_is_made_again(lab: LocalCluster) -> None
 
 
 def test_nodes_that_come_and_nodes_that_ray_drains(lab: LocalCluster) -> None:
-    """The last test: one node more is there at its end."""
+    """One node more is there at its end."""
     program, _, total = rounds(800)
     job, fixed = program.run(workers="all"), rounds(10**6)[0].run(workers=2)
     at = nodes_of(fixed)
@@ -214,3 +255,14 @@ def test_nodes_that_come_and_nodes_that_ray_drains(lab: LocalCluster) -> None:
     assert job.stats().restarts == 0
     for each in (job, fixed):
         each.stop()
+
+
+def test_programs_end_with_their_session(lab: LocalCluster) -> None:
+    """The very last test."""
+    program, _, total = rounds(10**6)
+    job = program.run(workers=2)
+    pids = [each.pid for each in job.stats().workers]
+    clamor.shutdown(force=True)
+    until(lambda: not any(map(is_alive, pids)), END_S)
+    with pytest.raises(errors.ProgramLostError):
+        job.result(total, END_S)
