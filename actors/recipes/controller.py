@@ -29,6 +29,7 @@ from clamor_ray._recipes.placement.controller_core import ControllerCore
 from clamor_ray._recipes.placement.messages import Checkpoint, Heartbeat, Report
 from clamor_ray._recipes.program.tables import Tables
 from clamor_ray.actors.recipes.checkpoint_files import CheckpointFiles
+from clamor_ray.actors.recipes.reservations import Reservations
 from clamor_ray.actors.recipes.settings import ProgramSettings
 from clamor_ray.actors.recipes.staffing import Staff, Staffing
 from clamor_ray.actors.recipes.stats import Counters, ProgramStats, WorkerStats
@@ -71,7 +72,8 @@ class RecipeController:
         self._why: dict[str, str] = {}  # of workers that are lost
         self._finished: Checkpoint | None = None
         self._rates: dict[str, tuple[float, int]] = {}
-        self._workers = Workers(settings, self._on_end_of)
+        self._reservations = Reservations(settings.name, settings.reserves)
+        self._workers = Workers(settings, self._on_end_of, self._reservations)
         self._staffing = Staffing(
             settings.workers, self._staff, self._add, self._leave, self._drained
         )
@@ -98,6 +100,8 @@ class RecipeController:
             self._run, self._known = self._core.run, frozenset(self._core.members)
             self._send()
         self._staffing.take_over(len(found))
+        self._reservations.take_over()
+        self._reservations.resume(self._cpus())
         self._look_on()
 
     @ray.method(concurrency_group="calls")
@@ -294,9 +298,12 @@ class RecipeController:
     def _replace(self, lost: Sequence[str]) -> None:
         """Others begin in their place, on the same nodes where those live."""
         with self._staffing.turn:
+            if self._core is not None and self._core.checkpoints.last is None:
+                self._reservations.pause()
             for worker in lost:
                 self._workers.drop(worker)
             self._staffing.adjust()
+            self._reservations.keep(self._workers.nodes().values())
             with self._guarded():
                 if self._state == "running" and self._core is not None and self._core.failure:
                     self._begin_again(self._core)
@@ -325,6 +332,9 @@ class RecipeController:
         nodes = self._workers.nodes()
         has = frozenset(node for worker, node in nodes.items() if worker in staying)
         return Staff(has, frozenset(nodes.values()) - has)
+
+    def _cpus(self) -> dict[str, int]:
+        return {each.node_id: each.n_threads for each in self._workers.all()}
 
     def _add(self, node_id: str, n_cpus: int) -> None:
         started = self._workers.add(node_id, n_cpus)
@@ -533,6 +543,8 @@ class RecipeController:
 
     def _end(self, state: str) -> None:
         self._state = state
+        # Beside: what asks Ray waits, and the lock is held.
+        threading.Thread(target=self._reservations.end, name="recipes-cpus", daemon=True).start()
         self._changed.notify_all()
 
     def _send(self) -> list[Any]:
@@ -582,6 +594,9 @@ class RecipeController:
                 core.tick(time.monotonic())
                 self._send()
                 last = core.checkpoints.last
+                resumes = self._reservations.is_paused and core.is_settled
+            if resumes:
+                self._reservations.resume(self._cpus())
             if last is not None and last is not self._finished:
                 self._finish_checkpoint(last)
 

@@ -23,6 +23,7 @@ class ProgramSettings:
         readers: Pickled: dataset -> what makes a partition of what it is given as.
         executors: See `Program.run`.
         is_detached: It outlives its driver.
+        reserves: It has CPUs that others do not get.
         expires_s: It ends when it has run, and nobody has asked for partitions for so long; None:
             when somebody stops it.
     """
@@ -39,4 +40,5 @@ class ProgramSettings:
     cpus: int | None
     executors: str | None
     is_detached: bool
+    reserves: bool
     expires_s: float | None = None

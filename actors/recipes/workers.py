@@ -18,6 +18,7 @@ from clamor_ray._protocol import names, ray_state
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._recipes.placement.messages import Whereabouts
 from clamor_ray.actors.recipes.peers import Address
+from clamor_ray.actors.recipes.reservations import Reservations
 from clamor_ray.actors.recipes.settings import ProgramSettings
 from clamor_ray.actors.recipes.stats import Counters
 from clamor_ray.actors.recipes.worker import CONCURRENCY, RecipeWorker
@@ -25,6 +26,7 @@ from clamor_ray.actors.recipes.worker import CONCURRENCY, RecipeWorker
 logger = logging.getLogger("clamor_ray.recipes")
 
 START_S: Final = 60.0
+ADD_S: Final = 10.0  # while one more waits for CPUs nobody else begins, and nobody leaves
 ANSWER_S: Final = 10.0
 
 Key = tuple[int, int]
@@ -57,11 +59,18 @@ class Workers:
     Args:
         settings: The program.
         ended: (worker, why): it is lost.
+        reservations: Of CPUs.
     """
 
-    def __init__(self, settings: ProgramSettings, ended: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        settings: ProgramSettings,
+        ended: Callable[[str, str], None],
+        reservations: Reservations,
+    ) -> None:
         self._settings = settings
         self._ended = ended
+        self._reservations = reservations
         self._lock = threading.Lock()
         self._workers: dict[str, Started] = {}
         self._controller: Any = None
@@ -82,6 +91,10 @@ class Workers:
             ProgramLostError: One has died.
         """
         self._controller, self._given = controller, given
+        wanted = {node: self._n_threads(n) for node, n in nodes.items()}
+        for node, n in wanted.items():
+            self._reservations.ask(node, n)
+        self._reservations.wait(wanted, START_S)
         made = [self._make(node, n) for node, n in nodes.items()]
         return [self._started(each) for each in made]
 
@@ -126,11 +139,17 @@ class Workers:
         Raises:
             WaitTimeoutError, ProgramLostError: As `start`.
         """
+        wanted = {node_id: self._n_threads(n_threads)}
+        self._reservations.ask(node_id, wanted[node_id])
+        self._reservations.wait(wanted, ADD_S)
         return self._started(self._make(node_id, n_threads))
 
     def drop(self, name: str) -> None:
-        """It is lost: it may live, and have been too slow."""
-        self.let_go(name)
+        """It is lost: it may live, and have been too slow. Its CPUs are for who comes instead."""
+        with self._lock:
+            lost = self._workers.pop(name, None)
+        if lost is not None:
+            ray.kill(lost.handle)
 
     def handle(self, name: str) -> Any:
         """None: it is lost."""
@@ -187,12 +206,16 @@ class Workers:
             gone = self._workers.pop(name, None)
         if gone is not None:
             ray.kill(gone.handle)
+            self._reservations.give_back(gone.node_id)
 
     # -- inside
 
-    def _make(self, node_id: str, n_threads: int) -> Started:
+    def _n_threads(self, n_cpus: int) -> int:
         cpus = self._settings.cpus
-        n_threads = n_threads if cpus is None else min(n_threads, cpus)
+        return n_cpus if cpus is None else min(n_cpus, cpus)
+
+    def _make(self, node_id: str, n_cpus: int) -> Started:
+        n_threads = self._n_threads(n_cpus)
         # No name comes twice, also where an earlier process of the controller has made workers.
         name = f"w{os.urandom(4).hex()}"
         settings = self._settings
@@ -201,7 +224,7 @@ class Workers:
             .options(
                 namespace=names.NAMESPACE,
                 name=f"{settings.name}-{name}",
-                num_cpus=0,
+                num_cpus=0,  # see `reservations.py`
                 lifetime="detached",  # it ends itself: see `until_end`
                 max_restarts=0,
                 enable_task_events=False,

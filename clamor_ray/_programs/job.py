@@ -61,7 +61,8 @@ class Job:
 
         Raises:
             ProgramError: There are not so many nodes.
-            WaitTimeoutError: A worker did not start in time.
+            WaitTimeoutError: A worker did not start in time, or others have the CPUs of its node;
+                that is tried again by itself.
 
         Example:
             >>> program = clamor.Program()

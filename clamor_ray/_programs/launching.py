@@ -55,6 +55,7 @@ def launch(
     schedule: Sequence[Callable[..., Any]],
     cpus: int | None,
     executors: str | None,
+    reserve: bool,
 ) -> Launched:
     """
     Args:
@@ -63,7 +64,7 @@ def launch(
         node_id: Where the controller runs.
         tables, functions, datasets: The program.
         workers: See `n_workers`; None: as many as there are nodes.
-        checkpoint, every_s, schedule, cpus, executors: As of `Program.run`.
+        checkpoint, every_s, schedule, cpus, executors, reserve: As of `Program.run`.
 
     Returns:
         What has begun.
@@ -93,6 +94,7 @@ def launch(
         schedule=cloudpickle.dumps(tuple(schedule)),
         readers=cloudpickle.dumps(readers),
         is_detached=is_detached,
+        reserves=reserve,
     )
     return Launched(begin(settings, given, node_id), settings, given)
 
@@ -128,7 +130,7 @@ def begin(settings: ProgramSettings, given: list[list[Any]], node_id: str) -> An
     try:
         ray_state.get(controller.start.remote(given, _places(given)), timeout=START_S)
     except BaseException as failure:  # also Ctrl-C: nobody could end it later
-        ray.kill(controller)
+        controller.stop.remote()
         if isinstance(failure, ray.exceptions.RayTaskError):
             raise failure.cause from None
         if isinstance(failure, ray.exceptions.GetTimeoutError):

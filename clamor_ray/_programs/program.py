@@ -78,6 +78,7 @@ class Program(Builder):
         workers: int | str | None = None,
         cpus: int | None = None,
         executors: str | None = None,
+        reserve: bool = True,
     ) -> Job:
         """Starts it. Returns when its partitions are at their workers.
 
@@ -95,6 +96,8 @@ class Program(Builder):
                 module variables. ``processes``: each CPU has a process of its own. Left out:
                 threads at first, and processes when functions have been busy for a second, where a
                 node runs several tasks at once and partitions are arrays, or small.
+            reserve: Ray gives the CPUs of those tasks to nobody else until the program has ended.
+                False: the program runs beside what has them.
 
         Returns:
             The job: ask it for results.
@@ -103,7 +106,8 @@ class Program(Builder):
             ProgramError: What is described cannot be right.
             NotInitializedError: There is no session.
             StorageError: The checkpoint cannot be read.
-            WaitTimeoutError: A worker did not start in time.
+            WaitTimeoutError: A worker did not start in time, or others have had the CPUs for a
+                minute.
             ValueError: `every_s` without `checkpoint`; `executors` is something else.
 
         Example:
@@ -142,5 +146,6 @@ class Program(Builder):
             schedule=schedule or (),
             cpus=cpus,
             executors=executors,
+            reserve=reserve,
         )
         return Job(launched, self.datasets)

@@ -200,6 +200,7 @@ def _run_again(origin: Origin) -> Any:
         place=None,
         every_s=None,
         is_detached=True,  # it is of no task
+        reserves=False,  # who waits for this may have them
         expires_s=EXPIRES_S,
     )
     here = ray_state.runtime_context().get_node_id()

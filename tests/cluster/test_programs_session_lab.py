@@ -124,6 +124,49 @@ def test_a_drain_says_what_no_other_node_can_take(lab: LocalCluster) -> None:
     job.stop()
 
 
+def test_its_cpus_are_nobody_elses_until_it_has_ended(lab: LocalCluster) -> None:
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    program, _, _ = rounds(10**6)
+    job = program.run(workers=2)
+    until(lambda: ray.available_resources().get("CPU") == 1.0, END_S)
+    other, _, _ = rounds(10**6)
+    third = other.run(workers=1)  # on the node that is free
+    assert not nodes_of(third) & nodes_of(job)
+    until(lambda: ray.available_resources().get("CPU", 0.0) == 0.0, END_S)
+    beside, _, sum_beside = rounds(3)
+    assert beside.run(reserve=False).result(sum_beside, END_S) == 3 * 6
+    third.stop()
+    until(lambda: ray.available_resources().get("CPU") == 1.0, END_S)
+    taken = placement_group([{"CPU": 1}])
+    with pytest.raises(errors.WaitTimeoutError, match="wants 1 CPUs of node"):
+        job.scale(3)
+    remove_placement_group(taken)
+    until(lambda: len(nodes_of(job)) == 3, END_S)  # it was asked for, and is tried again
+    assert ray.available_resources().get("CPU", 0.0) == 0.0
+    job.stop()
+    until(lambda: ray.available_resources().get("CPU") == 3.0, END_S)
+
+
+def test_cpus_that_others_have_are_waited_for(lab: LocalCluster) -> None:
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    taken = placement_group([{"CPU": 1}] * N_NODES, strategy="STRICT_SPREAD")
+    ray.get(taken.ready(), timeout=END_S)
+    program, _, total = rounds(3)
+    with ThreadPoolExecutor() as beside:
+        running = beside.submit(program.run)
+        time.sleep(2.0)
+        assert not running.done()
+        remove_placement_group(taken)
+        job = running.result(END_S)
+    assert job.result(total, END_S) == 3 * 6
+    until(lambda: ray.available_resources().get("CPU") == 3.0, END_S)  # it has ended
+    job.stop()
+
+
 def test_more_workers_than_nodes_are_refused(lab: LocalCluster) -> None:
     program, _, _ = rounds(1)
     with pytest.raises(errors.ProgramError, match="4 workers were asked for, and 3 nodes"):

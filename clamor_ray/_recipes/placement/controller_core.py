@@ -271,6 +271,11 @@ class ControllerCore:
         settled = self._settled()
         return bool(settled) and all(each.is_complete for each in settled)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all slices are in their places, as the last heartbeats say."""
+        return bool(self._settled())
+
     # -- who takes part
 
     @property
