@@ -28,6 +28,9 @@ from clamor_ray._recipes.matching.executing import StageFailure
 from clamor_ray._recipes.placement.controller_core import ControllerCore
 from clamor_ray._recipes.placement.messages import Checkpoint, Heartbeat, Report
 from clamor_ray._recipes.program.tables import Tables
+from clamor_ray._recipes.progress.history import History
+from clamor_ray._recipes.progress.progress import ProgramProgress
+from clamor_ray._recipes.progress.rounds import RoundCounter
 from clamor_ray.actors.recipes.checkpoint_files import CheckpointFiles
 from clamor_ray.actors.recipes.reservations import Reservations
 from clamor_ray.actors.recipes.settings import ProgramSettings
@@ -72,6 +75,7 @@ class RecipeController:
         self._why: dict[str, str] = {}  # of workers that are lost
         self._finished: Checkpoint | None = None
         self._rates: dict[str, tuple[float, int]] = {}
+        self._history = History(tables, None, time.monotonic())
         self._reservations = Reservations(settings.name, settings.reserves)
         self._workers = Workers(settings, self._on_end_of, self._reservations)
         self._staffing = Staffing(
@@ -139,6 +143,10 @@ class RecipeController:
             self._core = self._new_core(last, name)
             cached = self._cached(places, {each.node_id: each.name for each in started})
             self._core.begin({each.name: each.address for each in started}, cached)
+            begun = RoundCounter(self._tables).advance(
+                last.number if last else 0, last.decisions if last else {}
+            )
+            self._history = History(self._tables, begun, time.monotonic())
             self._finished = last
             self._state = "running"
             self._run, self._known = self._core.run, frozenset(self._core.members)
@@ -149,6 +157,8 @@ class RecipeController:
             if self._failure is not None:  # which has ended the workers
                 raise self._failure from None
             raise
+        with self._lock:
+            self._history.loaded(time.monotonic())
         self._look_on()
 
     def _look_on(self) -> None:
@@ -221,8 +231,14 @@ class RecipeController:
     def _on_heartbeat(self, heartbeat: Heartbeat) -> int:
         if self._core is None:
             return 0
-        floor = self._core.on_heartbeat(heartbeat, time.monotonic())
-        if self._core.is_complete and self._state == "running":
+        core, now_s = self._core, time.monotonic()
+        floor = core.on_heartbeat(heartbeat, now_s)
+        if self._state == "running":
+            node_id = self._workers.node_of(heartbeat.worker)
+            if node_id is not None:
+                self._history.heard(node_id, heartbeat.seconds, now_s)
+            self._history.sample(lambda: core.done, now_s)
+        if core.is_complete and self._state == "running":
             self._end("ended")
         return floor
 
@@ -503,12 +519,22 @@ class RecipeController:
             return ProgramStats(
                 state=self._state,
                 workers=tuple(rows),
+                rounds=self._history.rounds,
                 restarts=self._restarts,
                 checkpoint=self._finished.name if self._finished else None,
                 checkpoint_error=core.checkpoints.error,
                 moves=self._moves,
                 messages=self._messages,
             )
+
+    @ray.method(concurrency_group="calls")
+    def progress(self) -> ProgramProgress:
+        """See `Job.progress`. It asks no worker: heartbeats have said it."""
+        nodes = self._workers.nodes()
+        with self._lock:
+            assigned = {} if self._core is None else self._core.map.assigned
+            at = {slice: nodes[worker] for slice, worker in assigned.items() if worker in nodes}
+            return self._history.progress(self._state, at, time.monotonic())
 
     @ray.method(concurrency_group="calls")
     def stop(self) -> None:
@@ -542,6 +568,8 @@ class RecipeController:
             self._over.set()  # nobody needs its workers any more
 
     def _end(self, state: str) -> None:
+        done = None if self._core is None else self._core.done
+        self._history.sample(lambda: done, time.monotonic(), is_last=True)
         self._state = state
         # Beside: what asks Ray waits, and the lock is held.
         threading.Thread(target=self._reservations.end, name="recipes-cpus", daemon=True).start()

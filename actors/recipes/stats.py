@@ -54,6 +54,7 @@ class ProgramStats:
     Args:
         state: ``starting``, ``running``, ``ended`` or ``failed``.
         workers: One for each node.
+        rounds: Of its outermost loops, that have ended on all nodes: about a second late.
         restarts: How often it has begun again, at a checkpoint or its beginning.
         checkpoint: The number of the newest; None: there is none.
         checkpoint_error: Why the last attempt at one has failed; empty: it has not.
@@ -63,6 +64,7 @@ class ProgramStats:
 
     state: str
     workers: tuple[WorkerStats, ...]
+    rounds: int
     restarts: int
     checkpoint: int | None
     checkpoint_error: str

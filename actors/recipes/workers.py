@@ -166,6 +166,12 @@ class Workers:
         """Worker -> Ray's id of its node."""
         return {each.name: each.node_id for each in self.all()}
 
+    def node_of(self, name: str) -> str | None:
+        """Ray's id of its node; None: it is lost, or has left."""
+        with self._lock:
+            found = self._workers.get(name)
+        return None if found is None else found.node_id
+
     def at(self, node_id: str) -> str:
         """
         Raises:

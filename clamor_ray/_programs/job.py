@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import weakref
 from typing import Any, Final
@@ -16,7 +17,9 @@ from ray.exceptions import (
 
 from clamor_ray import errors
 from clamor_ray._programs.launching import Launched, n_workers
+from clamor_ray._programs.progress_picture import draw_progress
 from clamor_ray._programs.publishing import Origin, publish_partitions, publish_value
+from clamor_ray._programs.showing import Showing
 from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._read.ref import GlobalRef
@@ -97,11 +100,13 @@ class Job:
         """
         return bool(self._call("checkpoint"))
 
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self, timeout_s: float | None = None, progress: bool | None = None) -> None:
         """Returns when the program has ended.
 
         Args:
             timeout_s: Left out: as long as it runs.
+            progress: How far it is: a bar; where stderr is no terminal, a line every few seconds.
+                False: neither.
 
         Raises:
             WaitTimeoutError: It runs still.
@@ -115,22 +120,29 @@ class Job:
             >>> program.run().wait(timeout_s=60)
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
-            if self._call("wait", max(0.0, left_s)):
-                return
-            if deadline is not None and time.monotonic() >= deadline:
-                raise errors.WaitTimeoutError(
-                    f"The program runs still, after {timeout_s:g} s.",
-                    hint="job.stats() says what it does; wait longer, or call job.stop().",
-                )
+        showing = Showing(progress is not False, lambda: self._call("progress"))
+        try:
+            while True:
+                left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
+                if self._call("wait", max(0.0, left_s)):
+                    return
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise errors.WaitTimeoutError(
+                        f"The program runs still, after {timeout_s:g} s.",
+                        hint="job.stats() says what it does; wait longer, or call job.stop().",
+                    )
+                showing.look()
+        finally:
+            showing.close()
 
-    def result(self, dataset: Dataset, timeout_s: float | None = None) -> Any:
+    def result(
+        self, dataset: Dataset, timeout_s: float | None = None, progress: bool | None = None
+    ) -> Any:
         """What a dataset has when the program has ended.
 
         Args:
             dataset: Of the program.
-            timeout_s: As of `wait`.
+            timeout_s, progress: As of `wait`.
 
         Returns:
             Its partitions, by index; of a value just that.
@@ -147,7 +159,7 @@ class Job:
             [1, 4, 9]
         """
         self._check(dataset)
-        self.wait(timeout_s)
+        self.wait(timeout_s, progress)
         parts = self._fetched(self._call("partitions", dataset.number))
         return parts[0] if dataset.is_value else parts
 
@@ -225,6 +237,36 @@ class Job:
             ('ended', 0)
         """
         return self._call("stats")
+
+    def progress(self, picture: str | os.PathLike[str] | None = None) -> Any:
+        """How far the program is, and how even its work is on nodes and partitions. It is about a
+        second old, and costs the workers nothing.
+
+        Args:
+            picture: A path that ends in .svg, .png or .pdf: where a picture goes, of rounds, tasks
+                a second and cores of each node by time, and of the seconds of partitions.
+
+        Returns:
+            A `ProgramProgress`. As text it is a table.
+
+        Raises:
+            ProgramLostError: It was stopped.
+            ImportError: There is no matplotlib to draw the picture.
+
+        Example:
+            >>> program = clamor.Program()
+            >>> n = program.value(1)
+            >>> with program.loop(max=10):
+            ...     program.stage(lambda t, n: n * 2, writes=[n])
+            >>> job = program.run()
+            >>> job.wait()
+            >>> job.progress().rounds, job.progress().tasks
+            (10, 10)
+        """
+        found = self._call("progress")
+        if picture is not None:
+            draw_progress(found, picture, f"progress(picture={os.fspath(picture)!r})")
+        return found
 
     def move(self, dataset: Dataset, index: int, node_id: str) -> None:
         """Moves a partition to another node, with all that is accessed together with it.

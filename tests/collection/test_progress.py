@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-from clamor_ray.collection.run.progress import LINE_S, ProgressLines
+from clamor_ray._observe.progress import LINE_S, ProgressLines
 from tests.conftest import ClamorCluster
 from tests.support.lab import LocalCluster
 
@@ -22,7 +22,7 @@ SCRIPT = """
 import time
 import ray
 import clamor_ray as clamor
-from clamor_ray.collection.run import progress as of_stages
+from clamor_ray._observe import progress as of_stages
 
 of_stages.LINE_S = 0.3
 

@@ -20,7 +20,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 import clamor_ray as clamor
-from clamor_ray.collection.run import progress
+from clamor_ray._observe import progress
 from clamor_ray.workloads.cli import linear_job, program
 from clamor_ray.workloads.cli.stages import Stages
 from clamor_ray.workloads.data import clusters, words

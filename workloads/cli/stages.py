@@ -18,7 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from clamor_ray.collection.run.progress import ProgressLines
+from clamor_ray._observe.progress import ProgressLines
 
 
 class Stages:

@@ -53,6 +53,7 @@ from clamor_ray._recipes.placement.rows import (
 )
 from clamor_ray._recipes.placement.schedule import Schedule, leaving, round_robin
 from clamor_ray._recipes.program.tables import Tables
+from clamor_ray._recipes.progress.rounds import Done
 
 
 class ControllerCore:
@@ -275,6 +276,12 @@ class ControllerCore:
     def is_settled(self) -> bool:
         """Whether all slices are in their places, as the last heartbeats say."""
         return bool(self._settled())
+
+    @property
+    def done(self) -> Done | None:
+        """What has run everywhere, as the last heartbeats say. None: something moves."""
+        said = [each.done for each in self._settled() if each.done is not None]
+        return min(said, key=lambda done: done.number, default=None)
 
     # -- who takes part
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from clamor_ray._recipes.matching.state import SliceState
+from clamor_ray._recipes.progress.rounds import Done
 
 Slice: TypeAlias = tuple[int, int]  # group, index
 
@@ -290,6 +291,7 @@ class Heartbeat(Report):
         floor: No slice here needs a stage with a lower number.
         seconds: Slice -> how long its tasks have computed since the last heartbeat.
         cpu: 0 to 1: how much of the node's processors anybody uses.
+        done: What has run on all slices here; None: there are none.
     """
 
     version: int
@@ -298,6 +300,7 @@ class Heartbeat(Report):
     floor: int
     seconds: Mapping[Slice, float] = field(default_factory=dict)
     cpu: float = 0.0
+    done: Done | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ from clamor_ray._recipes.placement.messages import (
 from clamor_ray._recipes.placement.partition_map import PartitionMap
 from clamor_ray._recipes.placement.worker_pause import WorkerPause
 from clamor_ray._recipes.program.tables import Tables
+from clamor_ray._recipes.progress.rounds import RoundCounter
 
 
 class WorkerCore:
@@ -95,6 +96,7 @@ class WorkerCore:
         self._decisions: dict[int, bool] = {}
         self._to_part: set[str] = set()
         self._pause = WorkerPause(run, me, matcher)
+        self._rounds = RoundCounter(tables)
         self._stops = False
         self._reports: list[Report] = []
 
@@ -293,15 +295,20 @@ class WorkerCore:
 
     def heartbeat(self, seconds: Mapping[Slice, float], cpu: float) -> Heartbeat:
         """For the controller; it answers with the number for `on_floor`."""
+        floor = self._matcher.floor
+        # Of a decision that another process has made the outbox may have the news still.
+        known = {**self._decisions, **self._matcher.decisions}
         return Heartbeat(
             run=self.run,
             worker=self.me,
             version=self.map.version,
             is_settled=self.is_settled,
             is_complete=self._matcher.is_complete,
-            floor=self._matcher.floor,
+            floor=floor,
             seconds=seconds,
             cpu=cpu,
+            # Who has nothing is past all that it knows.
+            done=self._rounds.advance(floor - 1, known) if self._here else None,
         )
 
     def whereabouts(self) -> Whereabouts:

@@ -25,6 +25,7 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clamor_ray import errors
+from clamor_ray._observe.progress import Progress
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._session import process_sessions
 from clamor_ray._tasks.read_predictor import Key, submitted
@@ -42,7 +43,6 @@ from clamor_ray.collection.plan.results import (
 from clamor_ray.collection.plan.stages import FromSource, FromStage, Hashed, Ranged, Stage
 from clamor_ray.collection.plan.task_messages import Meta, TaskSpec
 from clamor_ray.collection.run import report
-from clamor_ray.collection.run.progress import Progress
 from clamor_ray.collection.run.scatter_add_commit import ScatterAddCommit
 from clamor_ray.collection.run.schedule import Cancel, Slots, StageSchedule, Start
 from clamor_ray.collection.run.task import packed, run_packed

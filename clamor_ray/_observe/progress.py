@@ -46,12 +46,17 @@ class ProgressLines:
         self._begun_s = clock()
         self._next_s = self._begun_s + LINE_S
 
-    def at(self, done: int) -> None:
-        """So much is done. Called again with the same: that it goes on, though nothing is done."""
+    def at(self, done: int, more: str = "") -> None:
+        """So much is done. Called again with the same: that it goes on, though nothing is done.
+
+        Args:
+            more: What else is to be said.
+        """
         now_s = self._clock()
         if now_s >= self._next_s:
             self._next_s = now_s + LINE_S
-            self._say(f"{self._text}: {done:,}{self._of} ({now_s - self._begun_s:.0f} s)")
+            said = f"{self._text}: {done:,}{self._of} ({now_s - self._begun_s:.0f} s)"
+            self._say(f"{said}, {more}" if more else said)
 
 
 class Progress:
@@ -72,7 +77,7 @@ class Progress:
 
             self._bar = tqdm_ray.tqdm(total=total, desc=name, unit="tasks")
         elif wanted:
-            self._lines = ProgressLines(_to_stderr, name, total)
+            self._lines = ProgressLines(to_stderr, name, total)
 
     def done(self) -> None:
         """One more task is done."""
@@ -90,5 +95,6 @@ class Progress:
             self._bar.close()
 
 
-def _to_stderr(line: str) -> None:
+def to_stderr(line: str) -> None:
+    """A line of its own, at once."""
     print(line, file=sys.stderr, flush=True)
