@@ -7,6 +7,9 @@ The points are a collection, generated or read once and then cached. The centroi
 variable, which the driver changes in place between iterations, so that each iteration reads a
 version of its own. In an iteration a task per partition goes over its points once and returns the
 sums by nearest centroid; what travels are k rows of numbers a partition.
+
+With --recipes the iterations are a program of stages (`recipes/kmeans.py`): the same points and
+sums, and no driver between two iterations.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import pyarrow.parquet as pq
 
 import clamor_ray as clamor
 
-from .cli import observe, options
+from .cli import observe, options, running
 from .cli.program import CommandRun, program, refuse_both
 from .cli.report import human_bytes
 from .cli.results import agreement, print_rows
@@ -34,6 +37,7 @@ from .cli.waiting import default_partitions, start_workers
 from .data import clusters
 from .data.clusters import Float64, Mixture
 from .data.errors import InputError
+from .recipes.kmeans import describe_kmeans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,8 @@ class KMeansJob:
         tolerance: the farthest that a centroid moves, below which it ends.
         n_partitions: of files; None for `default_partitions()`.
         check: whether to do it in this process as well.
+        recipes: as a program, without the driver.
+        progress_picture: of that program, to write.
     """
 
     mixture: Mixture | None
@@ -57,6 +63,8 @@ class KMeansJob:
     tolerance: float = 0.0
     n_partitions: int | None = None
     check: bool = False
+    recipes: bool = False
+    progress_picture: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +74,9 @@ class LloydIteration:
     Args:
         number: from 1.
         tasks_s: from the start of the tasks to the sums of all.
-        update_s: of the commit after them.
+        update_s: of the commit after them; of a program, of the task that makes new centroids.
         moved: the farthest that a centroid did.
-        centroids: after it, shape (k, d).
+        centroids: after it, shape (k, d); of a program, after the last one.
     """
 
     number: int
@@ -87,12 +95,14 @@ class KMeansOutcome:
         lines: one an iteration.
         received: bytes between page servers, in all iterations.
         error: largest difference from the check; None where there was none.
+        progress: of a program; None where there was none.
     """
 
     n_points: int
     lines: list[LloydIteration]
     received: int
     error: float | None
+    progress: Any = None
 
 
 def load(job: KMeansJob) -> Any:
@@ -149,24 +159,48 @@ def run(job: KMeansJob, stages: Stages) -> KMeansOutcome:
     if n_points < job.k:
         raise InputError(f"-k {job.k}: there are only {n_points:,} points; take k up to that")
     first = first_centroids(job, points)
-    variable = clamor.put(first)
-    lines: list[LloydIteration] = []
-    try:
-        before = observe.cost()
-        text = f"up to {job.iterations} iterations over {n_points:,} points"
-        with stages.stage("iterate", text, job.iterations) as done:
-            for line in iterate(points, variable, job.iterations, job.tolerance):
-                lines.append(line)
-                done(line.number)
-        received = (observe.cost() - before).bytes_received
-    finally:
-        clamor.free(variable)
+    before = observe.cost()
+    text = f"up to {job.iterations} iterations over {n_points:,} points"
+    go = run_program if job.recipes else run_collection
+    lines, progress = go(job, points, first, stages, text)
+    received = (observe.cost() - before).bytes_received
     error = None
     if job.check:
         with stages.stage("check", "checking against the same in this process"):
             expected = clusters.reference(parts(job), first, len(lines))
             error = clusters.check(lines[-1].centroids, expected)
-    return KMeansOutcome(n_points, lines, received, error)
+    return KMeansOutcome(n_points, lines, received, error, progress)
+
+
+def run_collection(
+    job: KMeansJob, points: Any, first: Float64, stages: Stages, text: str
+) -> tuple[list[LloydIteration], None]:
+    """A stage of a collection for each iteration."""
+    variable = clamor.put(first)
+    lines: list[LloydIteration] = []
+    try:
+        with stages.stage("iterate", text, job.iterations) as done:
+            for line in iterate(points, variable, job.iterations, job.tolerance):
+                lines.append(line)
+                done(line.number)
+    finally:
+        clamor.free(variable)
+    return lines, None
+
+
+def run_program(
+    job: KMeansJob, points: Any, first: Float64, stages: Stages, text: str
+) -> tuple[list[LloydIteration], Any]:
+    """All iterations as one program; and its progress at the end."""
+    p = clamor.Program()
+    of = describe_kmeans(p, points, first, job.iterations, job.tolerance)
+    with running.ended(p, stages, text, job.iterations, job.progress_picture) as (ran, progress):
+        centroids = ran.result(of.centroids)
+        lines = [
+            LloydIteration(number, line.tasks_s, line.update_s, line.moved, centroids)
+            for number, line in enumerate(ran.result(of.lines), 1)
+        ]
+        return lines, progress
 
 
 def first_centroids(job: KMeansJob, points: Any) -> Float64:
@@ -215,6 +249,7 @@ def print_outcome(asked: CommandRun, outcome: KMeansOutcome) -> None:
     )
     headings = ("iteration", "tasks\ns", "update\nms", "farthest\nmove")
     print_rows(asked.console, headings, rows, title="Iterations")
+    running.print_progress(asked, outcome.progress)
 
 
 def write(centroids: Float64, out: Path) -> None:
@@ -243,6 +278,7 @@ def write(centroids: Float64, out: Path) -> None:
 )
 @options.new_file("--out", "Centroids, Parquet.")
 @options.check()
+@running.recipes_options
 def main(
     asked: CommandRun,
     data: str | None,
@@ -257,6 +293,8 @@ def main(
     save: Path | None,
     out: Path | None,
     check: bool,
+    recipes: bool,
+    progress_picture: Path | None,
 ) -> None:
     """Finds K clusters of POINTS, .npy files by path or glob, or of points that it generates.
 
@@ -266,6 +304,7 @@ def main(
     library cannot work here.
     """
     refuse_both(data, {"--demo": asked.demo, "--points": n_points, "--save": save}, "points")
+    running.check_options(progress_picture, recipes)
     if data and check and "://" in data:
         raise click.UsageError("--check reads the points in this process: give it local files")
     with asked.attached():
@@ -280,12 +319,16 @@ def main(
                 with asked.stages.stage("save", f"writing points to {save}"):
                     files = [str(path) for path in clusters.save(mixture, save)]
                 mixture = None
-        job = KMeansJob(mixture, data or files, k, iterations, tolerance, n_partitions, check)
+        job = KMeansJob(
+            *(mixture, data or files, k, iterations, tolerance, n_partitions, check),
+            recipes=recipes,
+            progress_picture=progress_picture,
+        )
         outcome = run(job, asked.stages)
     print_outcome(asked, outcome)
     if out is not None:
         write(outcome.lines[-1].centroids, out)
-    asked.wrote(centroids=out)
+    asked.wrote(centroids=out, progress=progress_picture)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,16 @@ which the driver updates in place in every iteration, so that each iteration rea
 own. A task has a range of vertices. It goes over their edges in order, looks up what the sources
 give, and returns the new ranks.
 
-Why the ranks are returned and not written by the tasks: either way n numbers travel to the node
-where the vector is homed. Returned, they are one commit an iteration and not one a task, the
-driver has what the residual needs, and a task that is run again has no effect to repeat.
+Why the ranks are returned and not written by the tasks: either way n numbers travel to the home of
+the vector. Returned, they are one commit an iteration and not one a task, the driver has what the
+residual needs, and a task that is run again has no effect to repeat.
 
-Why every range has its node: the edges that an iteration read are what the next one reads. Why
-every other iteration goes backwards: where a cache holds less than what is gone over again and
-again, what comes next is what was thrown out last, in any order of throwing out by age. Turning
-round, it is what came last.
+Every range has its node: the edges that an iteration read are what the next one reads. Every other
+iteration goes backwards: where a cache holds less than what is gone over again and again, what
+comes next is what was evicted last, in any order by age. Turning round, it is what came last.
+
+With --recipes the iterations are a program of stages (`recipes/pagerank.py`), without any variable:
+a partition has a range of vertices and their edges, and what it gives along them goes in messages.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from rich.console import Console
 
 import clamor_ray as clamor
 
-from .cli import observe, options
+from .cli import observe, options, running
 from .cli import tasks as _tasks
 from .cli.program import CommandRun, program
 from .cli.report import human_bytes
@@ -44,6 +46,7 @@ from .cli.stages import Stages
 from .cli.waiting import finished, nodes_with_cpus, start_workers
 from .data import graphs
 from .data.graphs import Float64, Graph
+from .recipes.pagerank import cut_graph, describe_pagerank
 
 TASKS_PER_CPU = 4
 TOP = 5
@@ -64,6 +67,8 @@ class PageRankJob:
         seed: of the graph.
         check: whether to compute the ranks in this process as well.
         zigzag: every other iteration goes backwards.
+        recipes: as a program, without the driver.
+        progress_picture: of that program, to write.
     """
 
     n_vertices: int
@@ -76,6 +81,8 @@ class PageRankJob:
     seed: int = 1
     check: bool = False
     zigzag: bool = True
+    recipes: bool = False
+    progress_picture: Path | None = None
 
     @property
     def n_edges(self) -> int:
@@ -92,14 +99,14 @@ class RankIteration:
         update_s: of the commit before the tasks.
         tasks_s: from the start of the tasks to the last answer.
         residual: L1 norm of the change of the ranks.
-        cost: what the page servers of all nodes did in it.
+        cost: what the page servers of all nodes did in it; of a program: nobody asks in between.
     """
 
     number: int
     update_s: float
     tasks_s: float
     residual: float
-    cost: observe.Cost
+    cost: observe.Cost | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,14 +116,16 @@ class PageRankOutcome:
     Args:
         ranks: of all vertices; they add up to 1.
         lines: one an iteration.
-        graph_bytes: of both variables.
+        graph_bytes: of both variables, or of the partitions.
         error: largest relative difference from the check; None where there was none.
+        progress: of a program; None where there was none.
     """
 
     ranks: Float64
     lines: list[RankIteration]
     graph_bytes: int
     error: float | None
+    progress: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,6 +222,8 @@ def run(job: PageRankJob, stages: Stages) -> PageRankOutcome:
         WrongRanks: The ranks are not those that one process finds.
     """
     text = f"building a graph of {job.n_vertices:,} vertices and {job.n_edges:,} edges"
+    if job.recipes:
+        return run_program(job, stages, text)
     with stages.stage("build", text, job.n_edges) as done:
         graph = build(job, done)
     try:
@@ -251,14 +262,48 @@ def rank(graph: clamor.GlobalRef[Graph], job: PageRankJob, stages: Stages) -> Pa
                 )
                 before = after
                 done(number)
-        error = None
-        if job.check:
-            with stages.stage("check", "checking against SciPy in this process"):
-                expected = graphs.reference(here, job.damping, len(lines))
-                error = graphs.check(ranks, expected)
+        error = check_ranks(ranks, here, job, len(lines), stages)
         return PageRankOutcome(ranks, lines, graph.nbytes + vector.nbytes, error)
     finally:
         clamor.free(vector)
+
+
+def run_program(job: PageRankJob, stages: Stages, text: str) -> PageRankOutcome:
+    """All iterations as one program, whose partitions are ranges of the graph.
+
+    Raises:
+        WrongRanks: The ranks are not those that one process finds.
+    """
+    with stages.stage("build", text, job.n_edges) as done:
+        graph = graphs.generate(job.n_vertices, job.n_edges, job.exponent, job.seed, done=done)
+        n_parts = job.n_tasks or TASKS_PER_CPU * sum(n_cpus for _, n_cpus in nodes_with_cpus())
+        parts = cut_graph(graph, n_parts)
+    p = clamor.Program()
+    of = describe_pagerank(p, parts, job.damping, job.iterations, job.tolerance)
+    text = f"up to {job.iterations} iterations of {len(parts)} partitions"
+    with running.ended(p, stages, text, job.iterations, job.progress_picture) as (ran, progress):
+        ranks = np.concatenate(ran.result(of.ranks))
+        lines = [
+            RankIteration(number, line.update_s, line.tasks_s, line.moved, None)
+            for number, line in enumerate(ran.result(of.lines), 1)
+        ]
+    n_bytes = sum(part.n_bytes for part in parts) + ranks.nbytes
+    error = check_ranks(ranks, graph, job, len(lines), stages)
+    return PageRankOutcome(ranks, lines, n_bytes, error, progress)
+
+
+def check_ranks(
+    ranks: Float64, graph: Graph, job: PageRankJob, iterations: int, stages: Stages
+) -> float | None:
+    """The largest relative difference from SciPy's; None where nobody asked.
+
+    Raises:
+        WrongRanks: A rank is not that.
+    """
+    if not job.check:
+        return None
+    with stages.stage("check", "checking against SciPy in this process"):
+        return graphs.check(ranks, graphs.reference(graph, job.damping, iterations))
 
 
 def whole_vector(vector_bytes: int, edges_of_task: int, cache_bytes: int) -> bool:
@@ -282,12 +327,16 @@ def print_iterations(console: Console, lines: list[RankIteration]) -> None:
             f"{line.residual:.2e}",
             f"{line.update_s * 1e3:.1f}",
             f"{line.tasks_s:.3f}",
-            *traffic(line.cost),
+            *(traffic(line.cost) if line.cost is not None else ()),
         )
         for line in lines
     )
-    headings = ("iteration", "residual", "update\nms", "tasks\ns", *TRAFFIC)
-    print_rows(console, headings, rows, title=f"Iterations, {WHAT_SERVERS_DID}")
+    headings = ["iteration", "residual", "update\nms", "tasks\ns"]
+    title = "Iterations"
+    if lines[0].cost is not None:
+        headings += TRAFFIC
+        title += f", {WHAT_SERVERS_DID}"
+    print_rows(console, headings, rows, title=title)
 
 
 def write(ranks: Float64, out: Path) -> None:
@@ -314,22 +363,24 @@ def write(ranks: Float64, out: Path) -> None:
 @options.seed("Of the graph.")
 @options.check("Rank")
 @options.new_file("--out", "Ranks, Parquet.")
+@running.recipes_options
 def main(asked: CommandRun, n_vertices: int | None, out: Path | None, **of_job: Any) -> None:
     """Ranks the vertices of a power-law graph, with a cap on what each node caches of it.
 
     Prints for each iteration how long it took, how far the ranks moved, and what was fetched,
-    evicted, and fetched again for it.
+    evicted, and fetched again for it: with --recipes nothing is, and nobody asks.
 
     Exit status: 0; 1 where the ranks are wrong; 2 where an option makes no sense; 3 where the
     library cannot work here.
     """
     job = PageRankJob(n_vertices or (1 << 20 if asked.demo else 1 << 22), **of_job)
+    running.check_options(job.progress_picture, job.recipes)
     with asked.attached():
         outcome = run(job, asked.stages)
     if out is not None:
         write(outcome.ranks, out)
     print_outcome(asked, job, outcome)
-    asked.wrote(ranks=out)
+    asked.wrote(ranks=out, progress=job.progress_picture)
 
 
 def print_outcome(asked: CommandRun, job: PageRankJob, outcome: PageRankOutcome) -> None:
@@ -346,6 +397,7 @@ def print_outcome(asked: CommandRun, job: PageRankJob, outcome: PageRankOutcome)
         f"residual {last.residual:.2e}.{checked}\nhighest ranks: {top}\n"
     )
     print_iterations(asked.console, outcome.lines)
+    running.print_progress(asked, outcome.progress)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 import clamor_ray as clamor
 from clamor_ray import errors
+from clamor_ray._observe import progress as lines
 from clamor_ray._programs.program import Program
 from clamor_ray._recipes.program.plain import run_plainly
 from tests.conftest import until
@@ -98,6 +100,39 @@ def test_slices_are_on_all_nodes_and_move(lab: LocalCluster) -> None:
     job.stop()
 
 
+def test_progress_while_it_runs_and_at_its_end(
+    lab: LocalCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "LINE_S", 0.5)
+    program, total = slow_rounds(500)
+    job = program.run()
+    until(lambda: 0 < job.progress().rounds < 500, END_S)
+    assert job.result(total, END_S) == sum_of_rounds(500)
+    said = capsys.readouterr().err
+    assert re.search(
+        r"^program, rounds: \d+ of 500 \(\d+ s\), [\d,.]+ tasks/s, "
+        r"busiest node \d\.\d\d, partition \d\.\d\d of mean$",
+        said,
+        re.M,
+    ), said
+    progress = job.progress()
+    assert (progress.state, progress.rounds, progress.most_rounds) == ("ended", 500, 500)
+    assert progress.tasks == 500 * 7
+    assert job.stats().rounds == 500
+    assert {node.node_id for node in progress.nodes} == set(lab.node_ids)
+    parts, _ = progress.groups
+    assert set(parts.node_ids) == set(lab.node_ids)
+    assert all(busy_s > 500 * 0.005 for busy_s in parts.busy_s)  # each has slept in each round
+    assert sum(node.busy_s for node in progress.nodes) == pytest.approx(
+        sum(sum(group.busy_s) for group in progress.groups)
+    )
+    assert [sample.rounds for sample in progress.samples][-1] == 500
+    assert str(progress).startswith("ended, ")
+    job.wait(progress=False)
+    assert capsys.readouterr().err == ""
+    job.stop()
+
+
 def test_it_grows_and_shrinks_while_it_runs(lab: LocalCluster) -> None:
     program, total = slow_rounds(400)
     job = program.run(workers=1)
@@ -108,6 +143,8 @@ def test_it_grows_and_shrinks_while_it_runs(lab: LocalCluster) -> None:
     job.scale(1)
     until(lambda: len(job.stats().workers) == 1, END_S)
     assert job.result(total, END_S) == sum_of_rounds(400)
+    assert job.progress().rounds == 400
+    assert len(job.progress().nodes) == 3  # those that have left have computed too
     job.stop()
 
 
@@ -148,6 +185,7 @@ def test_a_worker_that_is_killed(lab: LocalCluster, tmp_path: Path, after: str) 
     os.kill(job.stats().workers[0].pid, signal.SIGKILL)
     assert job.result(total, END_S) == sum_of_rounds(300)
     assert job.stats().restarts == 1
+    assert job.stats().rounds == 300
     job.stop()
 
 
@@ -186,6 +224,7 @@ def test_a_controller_that_is_killed(lab: LocalCluster) -> None:
     assert sorted(each.pid for each in job.stats().workers) == pids
     assert job.result(total, END_S) == sum_of_rounds(300)
     assert job.stats().restarts == 0
+    assert job.stats().rounds == 300
     job.stop()
 
 

@@ -11,6 +11,7 @@ from clamor_ray._recipes.program.builder import Builder
 from clamor_ray._recipes.program.sequence import Sequence as Order
 from clamor_ray._recipes.program.tables import LineKind, Tables
 from clamor_ray._recipes.progress.rounds import Done, LoopInfo, RoundCounter, loops_of
+from tests.recipes.network import Cluster
 from tests.recipes.programs import random_program
 
 
@@ -137,3 +138,31 @@ def test_rounds_that_are_alike_are_not_walked() -> None:
     # It ends: a walk of them would take years.
     done = RoundCounter(p.tables()).advance(1001 * 10**14 + 500, {})
     assert done.rounds == (10**14, 10**17 + 499)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_the_controller_says_has_run_has_run_while_slices_move(is_shared: bool) -> None:
+    n_looks = 0
+    for seed in range(25):
+        program = random_program(random.Random(seed))
+        cluster = Cluster(program, seed, is_shared=is_shared)
+        controller = cluster.controller
+        assert controller is not None
+        while not controller.is_complete:
+            for _ in range(20):
+                cluster.step()
+            if cluster.rng.random() < 0.1:
+                dataset = cluster.rng.randrange(len(program.datasets))
+                index = cluster.rng.randrange(program.datasets[dataset].n_partitions)
+                controller.move(dataset, index, cluster.rng.choice(sorted(cluster.nodes)))
+                cluster.give_orders()
+            done = controller.done
+            if done is not None:
+                n_looks += done.number > 0
+                ran = sum(number <= done.number for _, number, _ in cluster.ran)
+                assert done.tasks <= ran, (seed, done)
+        done = controller.done
+        assert done is not None
+        assert done.tasks == len(cluster.ran)
+        cluster.close()
+    assert n_looks > 50

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -31,8 +33,10 @@ from clamor_ray.workloads.data.graphs import WrongRanks
 from clamor_ray.workloads.data.records import WrongOrder
 from clamor_ray.workloads.data.stream import WrongValue
 from clamor_ray.workloads.data.words import WrongCounts
+from clamor_ray.workloads.models import particles
 from clamor_ray.workloads.models.kdtree import WrongDistances
 from clamor_ray.workloads.models.nearest import WrongAnswer
+from clamor_ray.workloads.models.particles import ParticleBox, WrongParticles
 from clamor_ray.workloads.models.topics import WrongTopics
 
 CURVE = (675, 1200)
@@ -61,6 +65,15 @@ def centroids_are_those_of_the_points(folder: Path) -> None:
     table = pq.read_table(folder / "centroids.parquet")
     found = np.stack([table[f"x{axis}"].to_numpy() for axis in range(10)], axis=1)
     clusters.check(found, clusters.reference(parts, parts[0][:10], 3))
+
+
+def particles_are_those_of_one_process(folder: Path) -> None:
+    table = pq.read_table(folder / "particles.parquet")
+    box = ParticleBox(width=32.0)
+    expected = particles.reference(particles.generate(400, box, 3.0, 1), box, 5)
+    assert table["number"].to_numpy().tolist() == list(range(400))
+    assert table["x"].to_numpy().tolist() == expected.at[:, 0].tolist()
+    assert table["speed_y"].to_numpy().tolist() == expected.speed[:, 1].tolist()
 
 
 def the_curve_is_drawn(folder: Path) -> None:
@@ -128,6 +141,7 @@ CASES = [
             "x.npy --points 5": "give no file",
             "x.npy --save y": "give no file",
             "s3://bucket/x.npy --check": "give it local files",
+            "x.npy --progress-picture x.png": "--progress-picture is of a program: add --recipes",
             **below("-k 0", "--iterations 0", "--tolerance -1"),
         },
         centroids_are_those_of_the_points,
@@ -183,6 +197,8 @@ CASES = [
             "x.svm --rows 5": "give no file",
             **below("--iterations 0", "--tolerance -1", "--penalty -1", "--step 0", "--features 0"),
             **below("--solver newton", "--aggregate ring"),
+            "--demo --recipes --solver lbfgs": "--recipes goes by --solver gd",
+            "--demo --recipes --aggregate split": "with --recipes one task does it",
         },
         the_curve_is_drawn,
         linear_job,
@@ -194,6 +210,25 @@ CASES = [
         "--vertices 20000 --iterations 3 --tolerance 0",
         ("stopped after 3 iterations", "All ranks equal SciPy's"),
         below("--vertices 5", "--degree 0", "--exponent 1", "--damping 2"),
+    ),
+    Case(
+        "particles",
+        WrongParticles,
+        (),
+        "--particles 400 --steps 5 --slabs 8 --width 32 --out {}/particles.parquet",
+        (
+            "5 steps of 400 particles in 8 slabs",
+            "All particles are where one process finds them.",
+            "5 rounds, ",
+            "slabs ",
+        ),
+        {
+            "--slabs 33": "--slabs 33: take up to 32, half of --width",
+            "--width 4 --slabs 3": "take up to 2",
+            "--progress-picture x.txt": "--progress-picture ends with .png, .svg, .pdf",
+            **below("--particles 0", "--steps 0", "--slabs 0", "--skew 0.5", "--width 1"),
+        },
+        particles_are_those_of_one_process,
     ),
     Case(
         "sort",
@@ -365,6 +400,37 @@ def test_a_small_demo_is_checked(
     for part in case.says:
         assert part in said, said
     case.look(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["kmeans", "lr", "pagerank"])
+def test_a_small_demo_without_the_driver_is_checked(
+    name: str, run_program: Callable[..., str], tmp_path: Path
+) -> None:
+    """The same report of the same numbers, and what the program did."""
+    (case,) = (case for case in CASES if case.name == name)
+    small = case.small.format(*[tmp_path] * case.small.count("{}")).split()
+    said = run_program(
+        name, "--demo", *small, "--recipes", "--progress-picture", f"{tmp_path}/progress.svg"
+    )
+    for part in case.says:
+        assert part in said, said
+    n = 5 if name == "lr" else 3
+    assert re.search(rf"^ *{n} +\S+ +\S+ +\S+.*$", said, re.M), said
+    assert re.search(rf"^{n} rounds, \S+ a second$", said, re.M), said
+    assert re.search(r"^node +partitions +busy s +cores +of mean$", said, re.M), said
+    assert ElementTree.parse(tmp_path / "progress.svg").getroot().tag.endswith("svg")
+    case.look(tmp_path)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_stage_says_more(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    console = Console(file=io.StringIO(), width=80, force_terminal=terminal, color_system=None)
+    with Stages(console).stage("iterate", "10 steps in 24 slabs", 10) as done:
+        done(4, "8,120 tasks/s, busiest node 1.30, partition 2.10 of mean")
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "8,120 tasks/s, busiest node 1.30, partition 2.10 of mean" in said
+    assert ("4/10" if terminal else "10 steps in 24 slabs: 4 of 10 (0 s), 8,120") in said
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -230,4 +230,4 @@ def test_what_a_program_is_made_of() -> None:
     assert "loop, until is_short says True, at most 50 rounds" in text
     assert "  0 send_weights, 1 task, sends to the next stage  (lr.py:" in text
     assert "      messages: from 3 tasks of losses_and_gradient\n" in text
-    assert "group 1   weights, last step, best step (1 partition each)" in text
+    assert "group 1   weights, last step, best step, lines (1 partition each)" in text

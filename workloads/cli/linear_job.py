@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -21,6 +21,7 @@ from ..data.libsvm import read_libsvm
 from ..data.rows import Float64
 from ..models import linear
 from ..models.linear import Evaluate, Facts, Sample, Step
+from ..recipes.lr import LRDatasets
 from . import options
 from .learning import (
     How,
@@ -35,11 +36,14 @@ from .learning_tasks import Gradient
 from .program import CommandRun, program, refuse_both
 from .report import human_bytes
 from .results import agreement, draw_curve
+from .running import ended, print_progress
 from .stages import Stages
 from .waiting import default_partitions, start_workers
 
 # (what gives losses and gradients, first weights) -> iterations
 Walk = Callable[[Evaluate, Float64], Iterator[Step]]
+# (program, rows, number of features, positive label) -> datasets with the answer
+Describe = Callable[[Any, Any, int, float], LRDatasets]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +63,8 @@ class LinearJob:
         n_partitions: of files.
         how: sums are made.
         check: whether to do it in this process as well.
+        describe: the same walk as a program of stages, without the driver; None: by the driver.
+        progress_picture: of that program, to write.
     """
 
     walk: Walk
@@ -73,6 +79,8 @@ class LinearJob:
     n_partitions: int | None = None
     how: How = "split"
     check: bool = False
+    describe: Describe | None = None
+    progress_picture: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,6 +94,7 @@ class LinearOutcome:
         lines: one an iteration.
         received: bytes between page servers, in all iterations, of nodes that are there after them.
         error: largest relative difference from the check; None where there was none.
+        progress: of a program; None where there was none.
     """
 
     weights: Float64
@@ -94,6 +103,23 @@ class LinearOutcome:
     lines: list[Iteration]
     received: int
     error: float | None
+    progress: Any = None
+
+
+class Learned(NamedTuple):
+    """What iterations have found.
+
+    Args:
+        best: with the least loss.
+        accuracy: there.
+        lines: one an iteration.
+        progress: of a program; None where there was none.
+    """
+
+    best: Step
+    accuracy: float
+    lines: list[Iteration]
+    progress: Any = None
 
 
 class Evaluator:
@@ -172,26 +198,13 @@ def run(
     with stages.stage("load", text):
         rows = load(job).cache()
         facts, n_features = look(rows, job)
-    evaluator = Evaluator(rows, facts, job, n_features)
-    lines: list[Iteration] = []
-    best: Step | None = None
-    try:
-        arrived = Received()
-        text = f"up to {job.iterations} iterations over {facts.n_rows:,} rows"
-        with stages.stage("iterate", text, job.iterations) as done:
-            for step in job.walk(evaluator, np.zeros(n_features + 1)):
-                lines.append(evaluator.model.line(step.number, step.value, step.moved))
-                if best is None or step.value < best.value:
-                    best = step
-                done(step.number)
-                after(step.number)
-        received = arrived.bytes()
-    finally:
-        evaluator.model.free()
-    if best is None:
-        raise InputError(
-            "the first weights, all zero, have the least loss: no feature says anything"
-        )
+    text = f"up to {job.iterations} iterations over {facts.n_rows:,} rows"
+    arrived = Received()
+    if job.describe is None:
+        found = by_driver(rows, facts, n_features, job, stages, text, after)
+    else:
+        found = by_program(rows, facts, n_features, job, stages, text)
+    received = arrived.bytes()
     error = None
     if job.check:
         with stages.stage("check", "checking against the same in this process"):
@@ -199,10 +212,57 @@ def run(
                 rows.collect(), n_features, job.loss, facts.labels[-1], job.penalty, job.intercept
             )
             expected = list(job.walk(plain, np.zeros(n_features + 1)))
-            error = linear.check(best.weights, min(expected, key=lambda step: step.value).weights)
+            best = min(expected, key=lambda step: step.value)
+            error = linear.check(found.best.weights, best.weights)
     return LinearOutcome(
-        best.weights, facts, evaluator.accuracy[best.value], lines, received, error
+        found.best.weights, facts, found.accuracy, found.lines, received, error, found.progress
     )
+
+
+def by_driver(
+    rows: Any,
+    facts: Facts,
+    n_features: int,
+    job: LinearJob,
+    stages: Stages,
+    text: str,
+    after: Callable[[int], None],
+) -> Learned:
+    """An aggregate of the collection for each loss and gradient."""
+    evaluator = Evaluator(rows, facts, job, n_features)
+    lines: list[Iteration] = []
+    best: Step | None = None
+    try:
+        with stages.stage("iterate", text, job.iterations) as done:
+            for step in job.walk(evaluator, np.zeros(n_features + 1)):
+                lines.append(evaluator.model.line(step.number, step.value, step.moved))
+                if best is None or step.value < best.value:
+                    best = step
+                done(step.number)
+                after(step.number)
+    finally:
+        evaluator.model.free()
+    if best is None:
+        raise InputError(
+            "the first weights, all zero, have the least loss: no feature says anything"
+        )
+    return Learned(best, evaluator.accuracy[best.value], lines)
+
+
+def by_program(
+    rows: Any, facts: Facts, n_features: int, job: LinearJob, stages: Stages, text: str
+) -> Learned:
+    """All iterations as one program over the cached partitions."""
+    assert job.describe is not None
+    p = clamor.Program()
+    of = job.describe(p, rows, n_features, facts.labels[-1])
+    with ended(p, stages, text, job.iterations, job.progress_picture) as (ran, progress):
+        best, rounds = ran.result(of.best), ran.result(of.lines)
+    lines = [
+        Iteration(number, 1, each.tasks_s, each.update_s, each.loss, each.moved)
+        for number, each in enumerate(rounds, 1)
+    ]
+    return Learned(best, rounds[best.number - 1].right, lines, progress)
 
 
 # ---------------------------------------------------------------- for people
@@ -281,11 +341,12 @@ def linear_program(make: Callable[..., LinearJob]) -> click.Command:
                 job = dataclasses.replace(job, sample=sample)
             outcome = run(job, asked.stages)
         print_outcome(asked.console, job, outcome)
+        print_progress(asked, outcome.progress)
         if picture is not None:
             title = f"{outcome.facts.n_rows:,} rows, {len(outcome.weights) - 1:,} features"
             draw_curve(outcome.lines, title, f"{job.loss} loss", picture)
         if out is not None:
             write(outcome.weights, out)
-        asked.wrote(picture=picture, weights=out)
+        asked.wrote(picture=picture, weights=out, progress=job.progress_picture)
 
     return program("50,000 rows on a local cluster.")(linear_options(body))

@@ -33,7 +33,9 @@ class Stages:
 
     @contextlib.contextmanager
     def stage(self, name: str, text: str, total: int | None = None) -> Iterator[Any]:
-        """Times a stage; yields a function to call with the amount done so far."""
+        """Times a stage; yields a function to call with the amount done so far, and, if there is
+        more to say, that.
+        """
         text = escape(text)  # it may name a file
         started = time.perf_counter()
         if self.console.is_terminal:
@@ -47,8 +49,16 @@ class Stages:
                 transient=True,
             ) as progress:
                 task = progress.add_task(text, total=total)
-                yield lambda done: progress.update(task, completed=done)
+
+                def done(n: int, more: str = "") -> None:
+                    below = f"\n[dim]{escape(more)}[/dim]" if more else ""
+                    progress.update(task, completed=n, description=text + below)
+
+                yield done
         else:
-            yield ProgressLines(self.console.print, f"  {text}", total).at
+            yield ProgressLines(self._say, f"  {text}", total).at
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
         self.console.print(f"[green]✓[/green] {text} [dim]{self.seconds[name]:.2f} s[/dim]")
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True)

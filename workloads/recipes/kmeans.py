@@ -8,6 +8,7 @@ depend on which worker is fast.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from ..data import clusters
 from ..data.clusters import Float64
+from .rounds import Round, begin_round, end_round
 
 __all__ = ["KMeansDatasets", "describe_kmeans"]
 
@@ -27,12 +29,14 @@ class KMeansDatasets(NamedTuple):
         centroids: a value, shape (k, d).
         moved: a value: the farthest that a centroid did in the last round.
         rounds: a value: how many there were.
+        lines: a value: a `Round` each.
     """
 
     points: Any
     centroids: Any
     moved: Any
     rounds: Any
+    lines: Any
 
 
 def describe_kmeans(
@@ -50,16 +54,18 @@ def describe_kmeans(
     parts = p.dataset(points, name="points")
     centres = p.value(centroids, name="centroids")
     moved, rounds = p.value(np.inf, name="moved"), p.value(0, name="rounds")
+    lines = p.value([], name="lines")
     with p.loop(max=iterations) as loop:
-        p.stage(send_centroids, reads=[centres])
+        p.stage(send_centroids, reads=[centres], writes=[lines])
         p.stage(sum_by_nearest, reads=[parts])
-        p.stage(move, writes=[centres, moved, rounds])
+        p.stage(move, writes=[centres, moved, rounds, lines])
         loop.until(functools.partial(has_settled, tolerance), reads=[moved])
-    return KMeansDatasets(parts, centres, moved, rounds)
+    return KMeansDatasets(parts, centres, moved, rounds, lines)
 
 
-def send_centroids(t: Any, centroids: Float64) -> None:
+def send_centroids(t: Any, centroids: Float64, lines: list[Round]) -> None:
     """To all partitions of points."""
+    begin_round(lines)
     t.broadcast(centroids)
 
 
@@ -69,11 +75,15 @@ def sum_by_nearest(t: Any, points: Float64) -> None:
     t.send(0, clusters.partial_sums(points, centroids))
 
 
-def move(t: Any, centroids: Float64, moved: float, rounds: int) -> tuple[Float64, float, int]:
+def move(
+    t: Any, centroids: Float64, moved: float, rounds: int, lines: list[Round]
+) -> tuple[Float64, float, int, list[Round]]:
     """Centroids to the means of their points."""
+    summed_s = time.time()
     sums = add_up(t.recv())
     new = clusters.new_centroids(sums[0], centroids)
-    return new, float(np.sqrt(((new - centroids) ** 2).sum(axis=1)).max()), rounds + 1
+    moved = float(np.sqrt(((new - centroids) ** 2).sum(axis=1)).max())
+    return new, moved, rounds + 1, end_round(lines, summed_s, moved)
 
 
 def has_settled(tolerance: float, t: Any, moved: float) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from ..data import graphs
 from ..data.graphs import Float64, Graph, Int64
+from .rounds import Round, begin_round, end_round
 
 __all__ = ["GraphPart", "PageRankDatasets", "cut_graph", "describe_pagerank"]
 
@@ -37,6 +39,12 @@ class GraphPart:
     out_degrees: Any
     gives: tuple[Int64, ...]
 
+    @property
+    def n_bytes(self) -> int:
+        """Of its arrays."""
+        edges = self.edges.first_edge.nbytes + self.edges.sources.nbytes
+        return int(edges + self.out_degrees.nbytes + sum(each.nbytes for each in self.gives))
+
 
 class PageRankDatasets(NamedTuple):
     """Datasets of the program.
@@ -46,12 +54,14 @@ class PageRankDatasets(NamedTuple):
         ranks: of the vertices of each.
         residual: a value: how far the ranks moved in the last round (L1 norm).
         rounds: a value: how many there were.
+        lines: a value: a `Round` each.
     """
 
     parts: Any
     ranks: Any
     residual: Any
     rounds: Any
+    lines: Any
 
 
 def cut_graph(graph: Graph, n_parts: int) -> list[GraphPart]:
@@ -95,12 +105,19 @@ def describe_pagerank(
     ranges = p.dataset(parts, name="parts of the graph")
     ranks = p.dataset([np.full(len(part.out_degrees), 1.0 / n) for part in parts], name="ranks")
     residual, rounds = p.value(np.inf, name="residual"), p.value(0, name="rounds")
+    lines = p.value([], name="lines")
+    p.stage(begin, writes=[lines])
     with p.loop(max=iterations) as loop:
         p.stage(functools.partial(give, damping), reads=[ranges, ranks])
         p.stage(functools.partial(rank, damping), reads=[ranges], writes=[ranks])
-        p.stage(add_residuals, writes=[residual, rounds])
+        p.stage(add_residuals, writes=[residual, rounds, lines])
         loop.until(functools.partial(has_converged, tolerance), reads=[residual])
-    return PageRankDatasets(ranges, ranks, residual, rounds)
+    return PageRankDatasets(ranges, ranks, residual, rounds, lines)
+
+
+def begin(t: Any, lines: list[Round]) -> None:
+    """The first round begins."""
+    begin_round(lines)
 
 
 def give(damping: float, t: Any, part: GraphPart, ranks: Float64) -> None:
@@ -123,9 +140,15 @@ def rank(damping: float, t: Any, part: GraphPart, ranks: Float64) -> Float64:
     return new
 
 
-def add_residuals(t: Any, residual: float, rounds: int) -> tuple[float, int]:
+def add_residuals(
+    t: Any, residual: float, rounds: int, lines: list[Round]
+) -> tuple[float, int, list[Round]]:
     """How far all ranks moved."""
-    return sum(t.recv()), rounds + 1
+    summed_s = time.time()
+    residual = sum(t.recv())
+    if rounds:  # it began when the one before ended
+        lines.append(Round(lines[-1].ended_s))
+    return residual, rounds + 1, end_round(lines, summed_s, residual)
 
 
 def has_converged(tolerance: float, t: Any, residual: float) -> bool:

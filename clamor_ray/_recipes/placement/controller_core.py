@@ -279,9 +279,13 @@ class ControllerCore:
 
     @property
     def done(self) -> Done | None:
-        """What has run everywhere, as the last heartbeats say. None: something moves."""
-        said = [each.done for each in self._settled() if each.done is not None]
-        return min(said, key=lambda done: done.number, default=None)
+        """What has run everywhere, as the last heartbeats say. None: something moves, or a slice
+        has come to a worker that was ahead of it."""
+        said = [each for each in self._settled() if each.done is not None]
+        last = min(said, key=lambda each: each.floor, default=None)
+        if last is None or last.done is None or last.done.number >= last.floor:
+            return None
+        return last.done
 
     # -- who takes part
 

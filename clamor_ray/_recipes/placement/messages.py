@@ -291,7 +291,8 @@ class Heartbeat(Report):
         floor: No slice here needs a stage with a lower number.
         seconds: Slice -> how long its tasks have computed since the last heartbeat.
         cpu: 0 to 1: how much of the node's processors anybody uses.
-        done: What has run on all slices here; None: there are none.
+        done: What has run on all slices here; None: there are none. It does not go back: a slice
+            may come that is behind it, and `floor` says so.
     """
 
     version: int
