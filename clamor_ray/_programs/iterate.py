@@ -18,6 +18,7 @@ def iterate(
     update: Callable[[Any, Any], Any],
     until: Callable[[Any, Any], bool] | None,
     max: int | None,
+    progress: bool | None = None,
     **options: Any,
 ) -> Any:
     """See `DataCollection.iterate`.
@@ -54,7 +55,7 @@ def iterate(
             loop.until(is_last, reads=[value, reduced])
     job = program.run(**options)
     try:
-        return job.result(value)
+        return job.result(value, progress=progress)
     finally:
         job.stop()
 

@@ -125,6 +125,7 @@ class Job:
             while True:
                 left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
                 if self._call("wait", max(0.0, left_s)):
+                    showing.ended()
                     return
                 if deadline is not None and time.monotonic() >= deadline:
                     raise errors.WaitTimeoutError(

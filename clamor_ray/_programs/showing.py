@@ -41,7 +41,13 @@ class Showing:
 
             self._bar = tqdm_ray.tqdm(total=now.most_rounds, unit=unit, flush_interval_s=0.0)
         self._bar.n = done
-        self._bar.set_description(now.skew or NAME)
+        # Without its first word, a bar with rates fits in 80 columns.
+        self._bar.set_description(now.skew.removeprefix("busiest ") or NAME)
+
+    def ended(self) -> None:
+        """The program has ended: a bar that is there shows all of it."""
+        if self._bar is not None:
+            self.look()
 
     def close(self) -> None:
         """It is waited for no more."""

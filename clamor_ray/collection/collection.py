@@ -293,7 +293,8 @@ class DataCollection(Operators):
             update: ``update(value, reduced)`` -> the next value.
             until: ``until(value, reduced)`` -> whether that was the last round.
             max: rounds at most.
-            options: of `Program.run`: checkpoint, workers, and others.
+            options: of `Program.run`: checkpoint, workers, and others; and `progress`, as of
+                `options()`.
 
         Returns:
             The value after the last round.
@@ -311,6 +312,7 @@ class DataCollection(Operators):
             >>> float(mean)
             49.5
         """
+        options.setdefault("progress", self._options.progress)
         return iterate(self, initial, map, reduce, update, until, max, **options)
 
     # ---------------------------------------------------------------- actions

@@ -1,4 +1,4 @@
-"""How far a stage is: a bar where a terminal is, lines in a log."""
+"""How far a stage is, or a program: a bar where a terminal is, lines in a log."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ def by_default(x):
     time.sleep(0.3)
     return x
 
+def by_default_too(part, n):
+    return by_default(n)
+
 def wanted(x):
     return by_default(x)
 
@@ -41,11 +44,21 @@ clamor.init()
 items = clamor.from_items(range(4), partitions=4)
 for function, progress in ((by_default, None), (wanted, True), (unwanted, False)):
     assert items.options(progress=progress).map(function).execute().count() == 4
+
+program = clamor.Program()
+rounds = program.value(0)
+with program.loop(max=8):
+    program.stage(lambda t, n: by_default(n) + 1, writes=[rounds])
+job = program.run()
+assert job.result(rounds) == 8
+job.stop()
+quiet = items.options(progress=False)
+assert quiet.iterate(0, map=by_default_too, update=lambda n, _: n + 1, max=5) == 5
 """
 
 
 def stderr_of_driver(lab: LocalCluster, *, terminal: bool) -> str:
-    """What it says while three stages of four tasks run."""
+    """What it says while three stages of four tasks run, and a program of eight rounds."""
     ours, theirs = pty.openpty() if terminal else os.pipe()
     if terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -93,6 +106,10 @@ def test_bars(terminal: bool, clamor_cluster: ClamorCluster) -> None:
         assert bool(lines) != terminal, text
     assert ("/4.00" in text) == terminal, text
     assert terminal or "\r" not in text, text  # in a file that is one line without end
+    rounds = re.findall(r"^program, rounds: \d of 8 \(\d+ s\), \S+ tasks/s", text, re.MULTILINE)
+    assert bool(rounds) != terminal, text
+    assert not re.search(r"of 5|/5\.00", text), text
+    assert ("8.00/8.00" in text and "rounds/s" in text) == terminal, text
 
 
 def test_a_log_is_told_every_few_seconds() -> None:

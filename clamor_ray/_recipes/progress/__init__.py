@@ -1,3 +1,4 @@
-"""How far a program is. In: stage numbers below which all has run, seconds of slices. Out: rounds,
-rates, skew of nodes and partitions, as numbers and as text. Pure.
+"""In: stage numbers below which all has run, seconds of slices. Out: rounds, rates, skew, as text.
+
+How far a program is, and how even its work is on nodes and partitions. Pure.
 """

@@ -125,7 +125,13 @@ class History:
             state=state,
             elapsed_s=elapsed_s,
             loops=tuple(
-                LoopProgress(loop.name, loop.depth, rounds, loop.most, loop.may_end_before)
+                LoopProgress(
+                    name=loop.name,
+                    depth=loop.depth,
+                    rounds=rounds,
+                    most=loop.most,
+                    may_end_before=loop.may_end_before,
+                )
                 for loop, rounds in zip(self._loops, self._done.rounds, strict=True)
             ),
             tasks=self._done.tasks,
