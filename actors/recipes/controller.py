@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import cloudpickle
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError
 
 from clamor_ray import errors
 from clamor_ray._protocol import ray_state
@@ -152,11 +152,15 @@ class RecipeController:
             self._run, self._known = self._core.run, frozenset(self._core.members)
             orders = self._send()
         try:
-            ray_state.get(orders)  # partitions are there: no deadline, while their workers live
-        except RayError:
-            if self._failure is not None:  # which has ended the workers
-                raise self._failure from None
-            raise
+            ray_state.get(orders)  # its partitions are there: no deadline, while their workers live
+        except RayActorError:
+            with self._lock:
+                failure = self._failure
+            if failure is None:
+                raise
+            # All workers end where one has found that the program cannot go on.
+            if not isinstance(failure, errors.StageFailedError):
+                raise failure from None
         with self._lock:
             self._history.loaded(time.monotonic())
         self._look_on()

@@ -166,6 +166,26 @@ def test_what_a_function_raises_is_said(lab: LocalCluster) -> None:
     job.stop()
 
 
+def test_a_function_that_raises_while_other_partitions_load(lab: LocalCluster) -> None:
+    """The workers end then, also the one that loads still: `run` gives a job that says why."""
+
+    def slowly() -> int:
+        time.sleep(5.0)
+        return 1
+
+    class Slow:
+        def __reduce__(self) -> Any:
+            return slowly, ()
+
+    program = Program()
+    parts = program.dataset([0, Slow(), 2])
+    program.stage(lambda t, part: 12 // part, writes=[parts], name="divide")
+    job = program.run()
+    with pytest.raises(errors.StageFailedError, match="stage divide raised ZeroDivisionError"):
+        job.wait(END_S)
+    job.stop()
+
+
 def test_two_programs_at_once(lab: LocalCluster) -> None:
     made = [slow_rounds(n) for n in (30, 50)]
     jobs = [program.run() for program, _ in made]
