@@ -2,7 +2,7 @@
 
 Each hop is acknowledged, whatever becomes of what has come. What is not acknowledged goes again;
 after a time its receiver counts as lost (Canary, section 5.4). Nothing here keeps an order: what is
-sent first may come last.
+sent first may come last. A call costs as much as there is to do, however many workers there are.
 """
 
 from __future__ import annotations
@@ -71,6 +71,11 @@ class Links:
         self._lost_after_s = lost_after_s
         self._out: dict[str, _Out] = {}
         self._in: dict[str, _In] = {}
+        # Of those, the ones with something to go out, or to be acknowledged by the other one. Dicts
+        # keep an order.
+        self._to_send: dict[str, _Out] = {}
+        self._to_acknowledge: dict[str, _In] = {}
+        self._unacknowledged: dict[str, _Out] = {}
 
     def send(self, to: str, content: Packet | Decision | Decisions | SliceCame) -> None:
         """It goes with the next `take`."""
@@ -78,6 +83,7 @@ class Links:
         out.n += 1
         out.fresh[out.n] = Envelope(self._run, out.n, content)
         out.unacknowledged[out.n] = _Sent(out.fresh[out.n])
+        self._to_send[to] = self._unacknowledged[to] = out
 
     def accept(
         self, sender: str, envelope: Envelope
@@ -93,9 +99,12 @@ class Links:
             for number in content.numbers:
                 out.unacknowledged.pop(number, None)
                 out.fresh.pop(number, None)
+            if not out.unacknowledged:
+                self._unacknowledged.pop(sender, None)
             return None
         here = self._in.setdefault(sender, _In())
         here.to_acknowledge.append(envelope.number)
+        self._to_acknowledge[sender] = here
         return content if here.is_new(envelope.number) else None
 
     def take(self, known: Container[str]) -> list[tuple[str, Envelope]]:
@@ -105,20 +114,20 @@ class Links:
             known: Workers whose addresses are known. What goes to others waits.
         """
         going: list[tuple[str, Envelope]] = []
-        for worker, out in self._out.items():
-            if out.fresh and worker in known:
-                going += [(worker, envelope) for envelope in out.fresh.values()]
-                out.fresh = {}
-        for worker, here in self._in.items():
-            if here.to_acknowledge and worker in known:
-                going.append((worker, Envelope(self._run, 0, Ack(tuple(here.to_acknowledge)))))
-                here.to_acknowledge = []
+        for worker in [each for each in self._to_send if each in known]:
+            out = self._to_send.pop(worker)
+            going += [(worker, envelope) for envelope in out.fresh.values()]
+            out.fresh = {}
+        for worker in [each for each in self._to_acknowledge if each in known]:
+            here = self._to_acknowledge.pop(worker)
+            going.append((worker, Envelope(self._run, 0, Ack(tuple(here.to_acknowledge)))))
+            here.to_acknowledge = []
         return going
 
     def tick(self, now_s: float) -> set[str]:
         """Time goes on. Who counts as lost."""
         lost = set()
-        for worker, out in self._out.items():
+        for worker, out in self._unacknowledged.items():
             for number, sent in out.unacknowledged.items():
                 if sent.first_s is None:
                     sent.first_s = sent.last_s = now_s
@@ -127,10 +136,11 @@ class Links:
                 if now_s - sent.last_s >= self._resend_s:
                     sent.last_s = now_s
                     out.fresh[number] = sent.envelope
+                    self._to_send[worker] = out
         return lost
 
     def is_quiet(self, worker: str | None = None) -> bool:
         """Whether all that was sent, to one worker or to all, was acknowledged."""
         if worker is not None:
-            return worker not in self._out or not self._out[worker].unacknowledged
-        return not any(out.unacknowledged for out in self._out.values())
+            return worker not in self._unacknowledged
+        return not self._unacknowledged

@@ -6,7 +6,7 @@ copies take the same steps in the same order, each at its own time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +50,9 @@ class PartitionMap:
         self._waiting: dict[int, MapUpdate] = {}
 
     @property
-    def workers(self) -> set[str]:
-        """Those that have not left."""
-        return set(self._slices_of)
+    def workers(self) -> Set[str]:
+        """Those that have not left, in the order in which they came. It changes with the map."""
+        return self._slices_of.keys()
 
     @property
     def addresses(self) -> Mapping[str, Any]:
@@ -80,16 +80,17 @@ class PartitionMap:
         nothing; one whose turn it is not yet waits."""
         self._waiting[update.version] = update
         before: dict[Slice, str | None] = {}
-        known = self.workers
+        joined: set[str] = set()
         left: set[str] = set()
         while (step := self._next()) is not None:
             for slice in step.moves:
                 before.setdefault(slice, self._worker_of.get(slice))
+            joined |= step.joined.keys() - self._slices_of.keys()
             self._take(step)
             left |= step.left
         return Changes(
             frozenset(slice for slice, was in before.items() if self._worker_of[slice] != was),
-            frozenset(self.workers - known),
+            frozenset(joined & self._slices_of.keys()),
             frozenset(left),
         )
 
