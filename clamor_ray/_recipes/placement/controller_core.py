@@ -3,7 +3,7 @@
 The controller has the authoritative map. It pushes each step to all workers, in one order, and
 waits for nobody (Canary, section 5.2). While nothing moves it sends nothing.
 
-    join, leave, move, schedule, checkpoint    what users and clusters ask for
+    join_all, leave_all, move, schedule, checkpoint    what users and clusters ask for
     on_report, on_heartbeat, on_lost, tick     what happens
     take_outgoing                              orders for workers: each worker's, in this order
 
@@ -11,14 +11,18 @@ A worker that leaves stays until its slices have gone and have come elsewhere, u
 it any more (`Parted`), and until what it has sent has come (`Drained`).
 
 While a checkpoint runs the map does not change: what is asked for then is done behind it.
+
+With n workers a heartbeat or a report costs no more than with one, and a step of the map costs n
+orders. So what comes at once is one step: workers that join, and workers that may leave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from clamor_ray import errors
+from clamor_ray._recipes.placement.agreement import Agreement
 from clamor_ray._recipes.placement.checkpoints import Checkpoints, Phase
 from clamor_ray._recipes.placement.farewells import Farewells
 from clamor_ray._recipes.placement.heartbeats import Heartbeats
@@ -94,7 +98,9 @@ class ControllerCore:
         self._migrations = Migrations()
         self.leaving: set[str] = set()
         self._farewells = Farewells()
+        self._may_leave: set[str] = set()  # of those: without slices
         self._heartbeats = Heartbeats(lost_after_s)
+        self._agreement = Agreement()
         self._later: list[Callable[[], object]] = []
         self._outgoing: list[tuple[str, Order]] = []
 
@@ -141,24 +147,40 @@ class ControllerCore:
     # -- what is asked for
 
     def join(self, worker: str, address: Any) -> None:
-        """A worker is new.
+        """See `join_all`."""
+        self.join_all({worker: address})
+
+    def join_all(self, workers: Mapping[str, Any]) -> None:
+        """Workers are new.
+
+        Args:
+            workers: Name -> address.
 
         Raises:
-            ProgramError: One of that name takes part, or has left.
+            ProgramError: One of that name takes part, or has left. None joins.
         """
-        self._check(worker not in self.map.addresses, f"There is, or was, a worker {worker}.")
-        self._soon(lambda: self._join(worker, address))
+        for worker in workers:
+            self._check(worker not in self.map.addresses, f"There is, or was, a worker {worker}.")
+        joining = dict(workers)
+        self._soon(lambda: self._join(joining))
 
     def leave(self, worker: str) -> None:
-        """A worker is to end. `take_gone` says when it may.
+        """See `leave_all`."""
+        self.leave_all([worker])
+
+    def leave_all(self, workers: Collection[str]) -> None:
+        """Workers are to end. `take_gone` says when they may.
 
         Raises:
-            ProgramError: It takes no part, or all others leave too.
+            ProgramError: One takes no part, or no other stays. None leaves.
         """
-        self._check_takes_part(worker)
-        others = self.map.workers - self.leaving - {worker}
-        self._check(bool(others), f"{worker} is the last worker.")
-        self.leaving.add(worker)
+        for worker in workers:
+            self._check_takes_part(worker)
+        others = self.map.workers - self.leaving - set(workers)
+        last = ", ".join(sorted(workers))
+        is_last = "is the last worker" if len(workers) == 1 else "are the last workers"
+        self._check(bool(others), f"{last} {is_last}.")
+        self.leaving |= set(workers)
         self._soon(self._schedule)
 
     def move(self, dataset: int, index: int, worker: str) -> bool:
@@ -217,17 +239,19 @@ class ControllerCore:
         are in their places, by the newest map.
         """
         worker = heartbeat.worker
-        if heartbeat.run != self.run or worker not in self.members:
+        if heartbeat.run != self.run or not self._is_member(worker):
             return 0
         self._heartbeats.take(heartbeat, now_s)
+        if worker in self.map.workers:
+            self._agreement.take(heartbeat, self.map.version)
         if heartbeat.is_settled and heartbeat.version == self.map.version:
             for slice in self.map.slices_of(worker) & self._migrations.slices:
                 self._on_arrived(slice, worker, heartbeat.version)
-        return min((each.floor for each in self._settled()), default=0)
+        return self._agreement.floor(self.map.version, len(self.map.workers))
 
     def on_lost(self, worker: str) -> None:
         """A worker does not answer. The job begins again at its last checkpoint."""
-        if worker not in self.members:
+        if not self._is_member(worker):
             return
         if self.map.workers == {worker}:
             self.failure = f"{worker} was the last worker, and it is lost."
@@ -242,6 +266,8 @@ class ControllerCore:
         for worker in self._heartbeats.lost(self.members, now_s):
             self.on_lost(worker)
         self._after_checkpoint(self.checkpoints.tick(now_s))
+        if self._may_leave:
+            self._soon(self._let_leave)
         if self._every_s is not None and now_s - self._scheduled_s >= self._every_s:
             self._scheduled_s = now_s
             self.schedule()
@@ -267,10 +293,14 @@ class ControllerCore:
         return frozenset(self._migrations.slices)
 
     @property
+    def n_in_migration(self) -> int:
+        """How many those are."""
+        return len(self._migrations.slices)
+
+    @property
     def is_complete(self) -> bool:
         """Whether the program has ended everywhere, as the last heartbeats say."""
-        settled = self._settled()
-        return bool(settled) and all(each.is_complete for each in settled)
+        return self._agreement.is_complete(self.map.version, len(self.map.workers))
 
     @property
     def is_settled(self) -> bool:
@@ -294,6 +324,9 @@ class ControllerCore:
         """Also those that have left, and have something still."""
         return self.map.workers | self._farewells.workers
 
+    def _is_member(self, worker: str) -> bool:
+        return worker in self.map.workers or worker in self._farewells.workers
+
     def _begin_again(self, workers: set[str]) -> None:
         addresses = {each: self.map.addresses[each] for each in workers}
         self._begin_run(addresses, self.map.assigned)
@@ -304,9 +337,11 @@ class ControllerCore:
         self.map = PartitionMap()
         self._farewells.end()
         self._heartbeats.forget_all()
+        self._agreement.forget_all()
         self._migrations.forget_all()
         self._outgoing = []
         self.leaving &= workers.keys()
+        self._may_leave = set()
         if not workers.keys() - self.leaving:
             self.leaving = set()  # those that were to stay are lost
         if self.checkpoints.phase is not Phase.RESTS:
@@ -314,27 +349,38 @@ class ControllerCore:
         placed = place(self._tables, self._functions, assigned, workers, self.leaving)
         update = MapUpdate(version, placed, workers, is_whole=True)
         self.map.apply(update)
-        for worker in sorted(workers):
-            begin = Begin(self.run, update, loads=True, checkpoint=self.checkpoints.last)
-            self._outgoing.append((worker, begin))
-        self._let_leave()
+        begin = Begin(self.run, update, loads=True, checkpoint=self.checkpoints.last)
+        self._outgoing += [(worker, begin) for worker in sorted(workers)]
+        self._let_leave_without_slices()
         self._do_later()  # what was asked for while a checkpoint ran, which has failed
 
-    def _join(self, worker: str, address: Any) -> None:
-        if worker in self.map.addresses:
-            return  # it was asked for twice
+    def _join(self, workers: Mapping[str, Any]) -> None:
+        joined = {worker: at for worker, at in workers.items() if worker not in self.map.addresses}
+        if not joined:
+            return  # they were asked for twice
         others = self.members
-        self._push({}, {worker: address}, to=others)
-        self._outgoing.append((worker, Begin(self.run, self.map.whole(), loads=False)))
+        self._push({}, joined, to=others)
+        begin = Begin(self.run, self.map.whole(), loads=False)
+        self._outgoing += [(worker, begin) for worker in joined]
         self._schedule()
 
+    def _has_nothing(self, worker: str) -> bool:
+        """No slice is there, or is on its way from or to there."""
+        return self.map.n_slices_of(worker) == 0 and not self._migrations.is_origin(worker)
+
+    def _let_leave_without_slices(self) -> None:
+        self._may_leave = {worker for worker in self.leaving if self._has_nothing(worker)}
+        self._let_leave()
+
     def _let_leave(self) -> None:
-        """Those without slices, of which none is on its way."""
-        for worker in sorted(self.leaving - self._migrations.origins):
-            if self.map.n_slices_of(worker) == 0:
-                self.leaving.discard(worker)
-                self._farewells.begin(worker, self.members)
-                self._push({}, left=frozenset({worker}))
+        if not self._may_leave:
+            return
+        left, self._may_leave = frozenset(self._may_leave), set()
+        self.leaving -= left
+        members = self.members
+        for worker in sorted(left):
+            self._farewells.begin(worker, members)
+        self._push({}, left=left)
 
     # -- the map
 
@@ -345,16 +391,16 @@ class ControllerCore:
             partitions = partition_rows(self._tables, self.map.assigned, moving, heartbeats)
             moves = function(workers, partitions, frozenset(self.leaving))
             self._move(checked(self._tables, moves, self.map.workers))
-        self._let_leave()
+        self._let_leave_without_slices()
 
     def _move(self, moves: Mapping[Slice, str]) -> None:
         """One step of the map. What moves already does not."""
-        able = self.map.workers - self.leaving
         moves = {
             slice: worker
             for slice, worker in moves.items()
             if slice not in self._migrations.slices
-            and worker in able
+            and worker in self.map.workers
+            and worker not in self.leaving
             and self.map.worker_of(slice) != worker
         }
         for slice in moves:
@@ -363,10 +409,18 @@ class ControllerCore:
             self._push(moves)
 
     def _on_arrived(self, slice: Slice, worker: str, version: int) -> None:
-        if self.map.worker_of(slice) != worker or not self._migrations.end(slice, version):
+        if self.map.worker_of(slice) != worker:
             return
-        if self.leaving:
+        migration = self._migrations.end(slice, version)
+        if migration is None:
+            return
+        whence = migration.whence
+        if worker in self.leaving:
             self._soon(self._schedule)  # what has come to one that leaves goes on
+        elif whence is not None and whence in self.leaving and self._has_nothing(whence):
+            self._may_leave.add(whence)
+            if self._may_leave == self.leaving:  # else `tick` lets go those that are ready by then
+                self._soon(self._let_leave)
 
     def _push(
         self,
@@ -387,10 +441,6 @@ class ControllerCore:
     def _tell_all(self, order: Order, workers: set[str] | None = None) -> None:
         for worker in sorted(self.members if workers is None else workers):
             self._outgoing.append((worker, order))
-
-    def _settled(self) -> list[Heartbeat]:
-        """The heartbeats of all, where nothing moves by the newest map; else none."""
-        return self._heartbeats.settled(self.map.workers, self.map.version)
 
     # -- checkpoints
 
@@ -416,8 +466,9 @@ class ControllerCore:
     # -- what is asked for and cannot be
 
     def _check_takes_part(self, worker: str) -> None:
-        there = ", ".join(sorted(self.map.workers))
-        self._check(worker in self.map.workers, f"{worker} takes no part; these do: {there}.")
+        if worker not in self.map.workers:
+            there = ", ".join(sorted(self.map.workers))
+            self._check(False, f"{worker} takes no part; these do: {there}.")
 
     def _check(self, is_right: bool, message: str) -> None:
         if not is_right:

@@ -1,4 +1,4 @@
-"""The last heartbeat of each worker: who is lost, and what all of them say together. Pure."""
+"""The last heartbeat of each worker, and who is lost. Pure."""
 
 from __future__ import annotations
 
@@ -31,17 +31,6 @@ class Heartbeats:
             for worker in workers
             if now_s - self._seen_s.setdefault(worker, now_s) >= self._lost_after_s
         )
-
-    def settled(self, workers: Iterable[str], version: int) -> list[Heartbeat]:
-        """Those of all workers, where all know that version of the map, and all slices are in their
-        places; else none. A slice that is on its way is in no heartbeat."""
-        found = []
-        for worker in workers:
-            said = self.last.get(worker)
-            if said is None or not said.is_settled or said.version != version:
-                return []
-            found.append(said)
-        return found
 
     def forget_all(self) -> None:
         """A run begins."""

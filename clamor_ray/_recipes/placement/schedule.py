@@ -8,6 +8,7 @@ nothing; `stragglers` moves only from a worker that is slow; `leaving` only from
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -157,54 +158,73 @@ def _round_robin(
     workers: Sequence[WorkerRow], partitions: Sequence[PartitionRow], leaving: frozenset[str]
 ) -> Moves:
     able = [row.worker for row in workers if row.worker not in leaving]
-    slices = _slices(partitions)
-    has_some = {rows[0].worker for rows in slices}
-    is_new = any(worker not in has_some for worker in able)
-    total = {worker: sum(rows[0].worker == worker for rows in slices) for worker in able}
+    of_group: dict[int, list[PartitionRow]] = {}
+    total = dict.fromkeys(able, 0)
+    for rows in _slices(partitions):
+        of_group.setdefault(rows[0].group, []).append(rows[0])
+        if rows[0].worker in total:
+            total[rows[0].worker] += 1
+    is_new = 0 in total.values()
     moves: dict[tuple[int, int], str] = {}
-    if not able:
-        return moves
-    for group in dict.fromkeys(rows[0].group for rows in slices):
-        rows_of = [rows[0] for rows in slices if rows[0].group == group]
-        homeless = [row for row in rows_of if row.worker is None]
-        _even_out(rows_of, homeless, is_new, total, moves)
+    if able:
+        for rows_of in of_group.values():
+            _even_out(rows_of, is_new, total, moves)
     return moves
 
 
 def _even_out(
     rows: Sequence[PartitionRow],
-    homeless: Sequence[PartitionRow],
     is_new: bool,
     total: dict[str, int],
     moves: dict[tuple[int, int], str],
 ) -> None:
     """One group. `total` counts the slices of each worker, of all groups."""
-    has: dict[str, list[PartitionRow]] = {worker: [] for worker in total}
+    has = dict.fromkeys(total, 0)
+    movable: dict[str, list[PartitionRow]] = {worker: [] for worker in total}
     for row in rows:
         if row.worker in has:
-            has[row.worker].append(row)
-    for row in homeless:
-        to = min(has, key=lambda worker: (len(has[worker]), total[worker]))
-        moves[row.dataset, row.index] = to
-        has[to].append(row)
-        total[to] += 1
+            has[row.worker] += 1
+            if not row.in_migration:
+                movable[row.worker].append(row)
+    # Who has the fewest, and who has the most and may give one: the first of them, in their order.
+    # What has changed since it went into a heap is dropped when it comes out.
+    order = {worker: n for n, worker in enumerate(total)}
+    least = [(has[worker], total[worker], n, worker) for worker, n in order.items()]
+    most = [(-has[worker], n, worker) for worker, n in order.items() if movable[worker]]
+    heapq.heapify(least)
+    heapq.heapify(most)
+
+    def changed(worker: str, by: int) -> None:
+        has[worker] += by
+        total[worker] += by
+        heapq.heappush(least, (has[worker], total[worker], order[worker], worker))
+        if movable[worker]:
+            heapq.heappush(most, (-has[worker], order[worker], worker))
+
+    def fewest() -> str:
+        while least[0][:2] != (has[least[0][3]], total[least[0][3]]):
+            heapq.heappop(least)
+        return least[0][3]
+
+    for row in rows:
+        if row.worker is None:
+            to = moves[row.dataset, row.index] = fewest()
+            changed(to, +1)
     while is_new:
-        to = min(has, key=lambda worker: (len(has[worker]), total[worker]))
-        movable = {
-            worker: [row for row in mine if not row.in_migration and row.worker == worker]
-            for worker, mine in has.items()
-        }
-        most = max(has, key=lambda worker: len(has[worker]) if movable[worker] else 0)
-        # Of a group with fewer slices than workers, one goes where that evens the whole.
-        gap = len(has[most]) - len(has[to])
-        if not movable[most] or gap < 1 or (gap == 1 and total[most] - total[to] < 2):
+        to = fewest()
+        while most and (-most[0][0] != has[most[0][2]] or not movable[most[0][2]]):
+            heapq.heappop(most)
+        if not most:
             return
-        row = movable[most][-1]
+        whence = most[0][2]
+        # Of a group with fewer slices than workers, one goes where that evens the whole.
+        gap = has[whence] - has[to]
+        if gap < 1 or (gap == 1 and total[whence] - total[to] < 2):
+            return
+        row = movable[whence].pop()
         moves[row.dataset, row.index] = to
-        has[most].remove(row)
-        has[to].append(row)
-        total[most] -= 1
-        total[to] += 1
+        changed(whence, -1)
+        changed(to, +1)
 
 
 def _slices(rows: Iterable[PartitionRow]) -> list[list[PartitionRow]]:
