@@ -362,11 +362,12 @@ def test_a_worker_ends_when_all_others_have_parted() -> None:
     controller.leave("w2")
     update = MapUpdate(2, {}, left=frozenset({"w2"}))  # it had no slices
     assert controller.take_outgoing() == [(name, update) for name in WORKERS]
-    controller.on_report(Parted(1, "w0", "w2"))
+    controller.on_report(Parted(1, "w1", 1))  # of an earlier time
+    controller.on_report(Parted(1, "w0", 2))
     assert controller.take_outgoing() == []
-    controller.on_report(Parted(1, "w0", "w2"))
+    controller.on_report(Parted(1, "w0", 2))
     assert controller.take_outgoing() == []
-    controller.on_report(Parted(1, "w1", "w2"))
+    controller.on_report(Parted(1, "w1", 2))
     assert controller.take_outgoing() == [("w2", Stop())]
     assert controller.take_gone() == []
     controller.on_report(Drained(1, "w2"))

@@ -351,7 +351,7 @@ def test_a_worker_parts_from_one_that_has_left_when_all_it_has_sent_there_has_co
     left = {"left": frozenset({"w1"})}
     cluster.update(3, {}, "w0", "w1", "w2", **left)
     assert not [each for each in cluster.nodes["w0"].reports if isinstance(each, Parted)]
-    assert [each.left for each in cluster.nodes["w2"].reports if isinstance(each, Parted)] == ["w1"]
+    assert [each.version for each in cluster.nodes["w2"].reports if isinstance(each, Parted)] == [3]
     cluster.core("w1").on_order(Stop())
     cluster.move(cluster.nodes["w1"])
     assert not cluster.nodes["w1"].reports  # the slice that it has sent has not come
@@ -360,7 +360,7 @@ def test_a_worker_parts_from_one_that_has_left_when_all_it_has_sent_there_has_co
     cluster.pass_all()
     for node in cluster.nodes.values():
         cluster.move(node)
-    assert [each.left for each in cluster.nodes["w0"].reports if isinstance(each, Parted)] == ["w1"]
+    assert [each.version for each in cluster.nodes["w0"].reports if isinstance(each, Parted)] == [3]
     assert [type(each) for each in cluster.nodes["w1"].reports] == [Drained]
     ends_well(cluster)
 

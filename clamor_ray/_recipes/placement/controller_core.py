@@ -12,22 +12,18 @@ it any more (`Parted`), and until what it has sent has come (`Drained`).
 
 While a checkpoint runs the map does not change: what is asked for then is done behind it.
 
-With n workers a heartbeat or a report costs no more than with one, and a step of the map costs n
-orders. So what comes at once is one step: workers that join, and workers that may leave.
+How the map changes is in `placing.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
 from clamor_ray import errors
-from clamor_ray._recipes.placement.agreement import Agreement
 from clamor_ray._recipes.placement.checkpoints import Checkpoints, Phase
-from clamor_ray._recipes.placement.farewells import Farewells
-from clamor_ray._recipes.placement.heartbeats import Heartbeats
+from clamor_ray._recipes.placement.heartbeats import Agreement
 from clamor_ray._recipes.placement.messages import (
-    TERM,
     Arrived,
     Begin,
     Checkpoint,
@@ -43,24 +39,21 @@ from clamor_ray._recipes.placement.messages import (
     Stop,
     Whereabouts,
 )
-from clamor_ray._recipes.placement.migrations import Migrations
 from clamor_ray._recipes.placement.partition_map import PartitionMap
+from clamor_ray._recipes.placement.placing import Placing
 from clamor_ray._recipes.placement.rows import (
     NOTHING_MOVED,
-    checked,
     near,
-    partition_rows,
     place,
     slice_of,
     slices_of,
-    worker_rows,
 )
 from clamor_ray._recipes.placement.schedule import Schedule, leaving, round_robin
 from clamor_ray._recipes.program.tables import Tables
 from clamor_ray._recipes.progress.rounds import Done
 
 
-class ControllerCore:
+class ControllerCore(Placing):
     """See the file's head. Not thread-safe. The first call is `begin` or `learn`.
 
     Args:
@@ -85,24 +78,15 @@ class ControllerCore:
         last: Checkpoint | None = None,
         first_name: int = 1,
     ) -> None:
-        self.run = 0
-        self.map = PartitionMap()
+        super().__init__(tables, (round_robin(), leaving(), *functions), lost_after_s)
         self.checkpoints = Checkpoints(last, first_name, checkpoint_deadline_s)
         self.failure = ""  # why the job cannot go on
-        self._tables = tables
-        self._functions = (round_robin(), leaving(), *functions)
         self._every_s = every_s
         self._checkpoint_every_s = checkpoint_every_s
         self._has_ticked = False
         self._scheduled_s = self._checkpoint_s = 0.0
-        self._migrations = Migrations()
-        self.leaving: set[str] = set()
-        self._farewells = Farewells()
-        self._may_leave: set[str] = set()  # of those: without slices
-        self._heartbeats = Heartbeats(lost_after_s)
         self._agreement = Agreement()
         self._later: list[Callable[[], object]] = []
-        self._outgoing: list[tuple[str, Order]] = []
 
     # -- a job begins, or a controller
 
@@ -131,8 +115,8 @@ class ControllerCore:
         self.map.apply(best.update)
         there = {each.worker for each in answers}
         self._check(bool(self.map.workers & there), "No worker of the newest run lives.")
-        for worker in there - self.map.workers:  # it has left, or counted as lost
-            self._farewells.begin(worker, there)
+        if left := there - self.map.workers:  # or they counted as lost
+            self._farewells.begin(left, self._next_version(is_whole=True), there)
         if self.map.workers - there or any(each.run != best.run for each in answers):
             self._begin_again(self.map.workers & there)
             return
@@ -222,7 +206,7 @@ class ControllerCore:
         if isinstance(report, Arrived):
             self._on_arrived((report.group, report.index), report.worker, report.version)
         elif isinstance(report, Parted):
-            done = self._farewells.on_parted(report.worker, report.left)
+            done = self._farewells.on_parted(report.worker, report.version)
             self._outgoing += [(worker, Stop()) for worker in done]
         elif isinstance(report, Drained):
             done = self._farewells.on_drained(report.worker)
@@ -288,16 +272,6 @@ class ControllerCore:
         return self._farewells.take_gone()
 
     @property
-    def in_migration(self) -> frozenset[Slice]:
-        """Slices that have not come to their workers."""
-        return frozenset(self._migrations.slices)
-
-    @property
-    def n_in_migration(self) -> int:
-        """How many those are."""
-        return len(self._migrations.slices)
-
-    @property
     def is_complete(self) -> bool:
         """Whether the program has ended everywhere, as the last heartbeats say."""
         return self._agreement.is_complete(self.map.version, len(self.map.workers))
@@ -305,13 +279,14 @@ class ControllerCore:
     @property
     def is_settled(self) -> bool:
         """Whether all slices are in their places, as the last heartbeats say."""
-        return bool(self._settled())
+        return self._agreement.is_settled(self.map.version, len(self.map.workers))
 
     @property
     def done(self) -> Done | None:
         """What has run everywhere, as the last heartbeats say. None: something moves, or a slice
         has come to a worker that was ahead of it."""
-        said = [each for each in self._settled() if each.done is not None]
+        settled = self._agreement.settled(self.map.version, len(self.map.workers))
+        said = [each for each in settled if each.done is not None]
         last = min(said, key=lambda each: each.floor, default=None)
         if last is None or last.done is None or last.done.number >= last.floor:
             return None
@@ -319,15 +294,7 @@ class ControllerCore:
 
     # -- who takes part
 
-    @property
-    def members(self) -> set[str]:
-        """Also those that have left, and have something still."""
-        return self.map.workers | self._farewells.workers
-
-    def _is_member(self, worker: str) -> bool:
-        return worker in self.map.workers or worker in self._farewells.workers
-
-    def _begin_again(self, workers: set[str]) -> None:
+    def _begin_again(self, workers: Set[str]) -> None:
         addresses = {each: self.map.addresses[each] for each in workers}
         self._begin_run(addresses, self.map.assigned)
 
@@ -354,60 +321,6 @@ class ControllerCore:
         self._let_leave_without_slices()
         self._do_later()  # what was asked for while a checkpoint ran, which has failed
 
-    def _join(self, workers: Mapping[str, Any]) -> None:
-        joined = {worker: at for worker, at in workers.items() if worker not in self.map.addresses}
-        if not joined:
-            return  # they were asked for twice
-        others = self.members
-        self._push({}, joined, to=others)
-        begin = Begin(self.run, self.map.whole(), loads=False)
-        self._outgoing += [(worker, begin) for worker in joined]
-        self._schedule()
-
-    def _has_nothing(self, worker: str) -> bool:
-        """No slice is there, or is on its way from or to there."""
-        return self.map.n_slices_of(worker) == 0 and not self._migrations.is_origin(worker)
-
-    def _let_leave_without_slices(self) -> None:
-        self._may_leave = {worker for worker in self.leaving if self._has_nothing(worker)}
-        self._let_leave()
-
-    def _let_leave(self) -> None:
-        if not self._may_leave:
-            return
-        left, self._may_leave = frozenset(self._may_leave), set()
-        self.leaving -= left
-        members = self.members
-        for worker in sorted(left):
-            self._farewells.begin(worker, members)
-        self._push({}, left=left)
-
-    # -- the map
-
-    def _schedule(self) -> None:
-        for function in self._functions:
-            workers = worker_rows(self.map.workers, self._heartbeats.last)
-            moving, heartbeats = self._migrations.slices, self._heartbeats.last
-            partitions = partition_rows(self._tables, self.map.assigned, moving, heartbeats)
-            moves = function(workers, partitions, frozenset(self.leaving))
-            self._move(checked(self._tables, moves, self.map.workers))
-        self._let_leave_without_slices()
-
-    def _move(self, moves: Mapping[Slice, str]) -> None:
-        """One step of the map. What moves already does not."""
-        moves = {
-            slice: worker
-            for slice, worker in moves.items()
-            if slice not in self._migrations.slices
-            and worker in self.map.workers
-            and worker not in self.leaving
-            and self.map.worker_of(slice) != worker
-        }
-        for slice in moves:
-            self._migrations.begin(slice, self.map.worker_of(slice), self.map.version + 1)
-        if moves:
-            self._push(moves)
-
     def _on_arrived(self, slice: Slice, worker: str, version: int) -> None:
         if self.map.worker_of(slice) != worker:
             return
@@ -421,26 +334,6 @@ class ControllerCore:
             self._may_leave.add(whence)
             if self._may_leave == self.leaving:  # else `tick` lets go those that are ready by then
                 self._soon(self._let_leave)
-
-    def _push(
-        self,
-        moves: Mapping[Slice, str],
-        joined: Mapping[str, Any] | None = None,
-        left: frozenset[str] = frozenset(),
-        is_whole: bool = False,
-        to: set[str] | None = None,
-    ) -> None:
-        """One step of the map. A whole one begins a term."""
-        version = (self.map.version // TERM + 1) * TERM if is_whole else self.map.version + 1
-        update = MapUpdate(
-            version=version, moves=moves, joined=joined or {}, left=left, is_whole=is_whole
-        )
-        self.map.apply(update)
-        self._tell_all(update, to)
-
-    def _tell_all(self, order: Order, workers: set[str] | None = None) -> None:
-        for worker in sorted(self.members if workers is None else workers):
-            self._outgoing.append((worker, order))
 
     # -- checkpoints
 

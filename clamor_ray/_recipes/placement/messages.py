@@ -228,9 +228,13 @@ class Arrived(Report):
 
 @dataclass(frozen=True, slots=True)
 class Parted(Report):
-    """Nothing goes from here to a worker that has left, and what went there has come."""
+    """Nothing goes from here to workers that have left, and what went there has come.
 
-    left: str
+    Args:
+        version: Of the map: to those that have left by then.
+    """
+
+    version: int
 
 
 @dataclass(frozen=True, slots=True)

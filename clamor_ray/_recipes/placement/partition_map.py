@@ -64,6 +64,9 @@ class PartitionMap:
         """Slice -> who has it, or gets it: a copy."""
         return dict(self._worker_of)
 
+    def has_left(self, worker: str) -> bool:
+        return worker in self._left
+
     def worker_of(self, slice: Slice) -> str:
         """Who has it, or gets it."""
         return self._worker_of[slice]

@@ -8,6 +8,10 @@ A slice that the map gives to another worker begins nothing more; when nothing r
 with all that has run on it and all messages for it (section 4.4). Messages for a slice that is ours
 and has not come wait here (`_early`), and go on if the map changes its mind.
 
+A decision goes from who has made it to all others. A new worker gets the earlier ones from who has
+made them, and all from the oldest worker. What a worker that has left has decided is passed on: it
+may not have heard of those that are new.
+
 The runtime, one call at a time:
 
     start, on_update, on_order, on_message, ran / sent_away + decided, tick
@@ -51,7 +55,7 @@ from clamor_ray._recipes.placement.messages import (
     Stop,
     Whereabouts,
 )
-from clamor_ray._recipes.placement.partition_map import PartitionMap
+from clamor_ray._recipes.placement.partition_map import Changes, PartitionMap
 from clamor_ray._recipes.placement.worker_pause import WorkerPause
 from clamor_ray._recipes.program.tables import Tables
 from clamor_ray._recipes.progress.rounds import RoundCounter
@@ -94,7 +98,9 @@ class WorkerCore:
         self._early: dict[Slice, dict[tuple[int, int], list[bytes]]] = {}
         self._held: list[Packet | SliceCame] = []  # newer than our map
         self._decisions: dict[int, bool] = {}
-        self._to_part: set[str] = set()
+        self._made: dict[int, bool] = {}  # of those: here
+        self._to_part: set[str] = set()  # have left, and something that was sent there has not come
+        self._parts = False  # the controller waits for it
         self._pause = WorkerPause(run, me, matcher)
         self._rounds = RoundCounter(tables)
         self._stops = False
@@ -130,10 +136,9 @@ class WorkerCore:
         for slice in [each for each in self._early if self.map.worker_of(each) != self.me]:
             for (number, sender), messages in self._early.pop(slice).items():
                 self._route(number, slice[0], sender, {slice[1]: messages})
-        if self._decisions:
-            for worker in changes.joined - {self.me}:
-                self._links.send(worker, Decisions(dict(self._decisions)))
+        self._tell_new(changes)
         self._to_part |= changes.left - {self.me}
+        self._parts = self._parts or bool(changes.left - {self.me})
         held, self._held = self._held, []
         for content in held:
             self._on_content(content)
@@ -159,16 +164,13 @@ class WorkerCore:
     def on_message(self, sender: str, envelope: Envelope) -> None:
         """An envelope has come. Safe to call again."""
         content = self._links.accept(sender, envelope)
-        if content is not None:
+        if isinstance(content, Decision | Decisions):
+            self._learn_from(sender, content)
+        elif content is not None:
             self._on_content(content)
 
-    def _on_content(self, content: Packet | Decision | Decisions | SliceCame | Any) -> None:
-        if isinstance(content, Decision):
-            self._learn(content.number, content.value)
-        elif isinstance(content, Decisions):
-            for number, value in content.log.items():
-                self._learn(number, value)
-        elif content.version > self.map.version:
+    def _on_content(self, content: Packet | SliceCame | Any) -> None:
+        if content.version > self.map.version:
             self._held.append(content)
         elif isinstance(content, Packet):
             self._route(content.number, content.group, content.sender, content.messages)
@@ -209,9 +211,8 @@ class WorkerCore:
 
     def decided(self, number: int, value: bool) -> None:
         """A task of this node has answered, and its matcher knows (of the matcher's outbox)."""
-        self._decisions[number] = value
-        for worker in self.map.workers - {self.me}:
-            self._links.send(worker, Decision(number, value))
+        self._decisions[number] = self._made[number] = value
+        self._tell_all(Decision(number, value))
 
     # -- time
 
@@ -224,7 +225,7 @@ class WorkerCore:
         """
         for worker in self._links.tick(now_s) - self.lost_workers:
             self.lost_workers.add(worker)
-            self._report(Lost(self.run, self.me, worker))
+            self._reports.append(Lost(self.run, self.me, worker))
         self._look()
 
     # -- what the runtime takes
@@ -258,7 +259,7 @@ class WorkerCore:
         self._here.add(slice)
         for (number, sender), messages in self._early.pop(slice, {}).items():
             self._matcher.close(number, group, index, sender, messages)
-        self._report(Arrived(self.run, self.me, group, index, self.map.version))
+        self._reports.append(Arrived(self.run, self.me, group, index, self.map.version))
         self._stay_or_go(slice)
         self._look()
 
@@ -276,7 +277,7 @@ class WorkerCore:
         """
         # Of a decision that another process has made nobody else may have heard yet.
         known = {**self._decisions, **self._matcher.decisions}
-        self._report(self._pause.stored(checkpoint, slices, known, error))
+        self._reports.append(self._pause.stored(checkpoint, slices, known, error))
 
     def take_reports(self) -> list[Report]:
         """For the controller. Where one is lost, the next heartbeat, or `Resume`, mends it."""
@@ -317,10 +318,33 @@ class WorkerCore:
 
     # -- inside
 
-    def _learn(self, number: int, value: bool) -> None:
-        if number not in self._decisions:
-            self._decisions[number] = value
-            self._matcher.decide(number, value)
+    def _learn(self, number: int, value: bool) -> bool:
+        """Whether that is news."""
+        if number in self._decisions:
+            return False
+        self._decisions[number] = value
+        self._matcher.decide(number, value)
+        return True
+
+    def _learn_from(self, sender: str, content: Decision | Decisions) -> None:
+        log = content.log if isinstance(content, Decisions) else {content.number: content.value}
+        news = {number: value for number, value in log.items() if self._learn(number, value)}
+        if news and self.map.has_left(sender):
+            self._tell_all(Decisions(news))
+
+    def _tell_all(self, content: Decision | Decisions) -> None:
+        for worker in self.map.workers - {self.me}:
+            self._links.send(worker, content)
+
+    def _tell_new(self, changes: Changes) -> None:
+        if not changes.joined or not self._decisions:
+            return
+        oldest = next((each for each in self.map.workers if each not in changes.joined), None)
+        # Who leaves by the same steps may be the one that others take for the oldest.
+        tells_all = self.me == oldest or self.me in changes.left
+        log = dict(self._decisions if tells_all else self._made)
+        for worker in (changes.joined - {self.me}) if log else ():
+            self._links.send(worker, Decisions(log))
 
     def _route(
         self, number: int, group: int, sender: int, messages: Mapping[int, list[bytes]]
@@ -337,16 +361,8 @@ class WorkerCore:
             else:
                 away.setdefault(worker, {})[index] = each
         for worker, part in away.items():
-            self._links.send(
-                worker,
-                Packet(
-                    number=number,
-                    group=group,
-                    sender=sender,
-                    version=self.map.version,
-                    messages=part,
-                ),
-            )
+            packet = Packet(number, group, sender, self.map.version, messages=part)
+            self._links.send(worker, packet)
 
     def _place(self, came: SliceCame) -> None:
         slice = (came.group, came.index)
@@ -377,20 +393,14 @@ class WorkerCore:
     def _look(self) -> None:
         """What may be so now, though nobody says when: other processes finish tasks."""
         self._depart_if_idle()
-        for worker in [each for each in self._to_part if self._links.is_quiet(each)]:
-            self._to_part.discard(worker)
-            self._report(Parted(self.run, self.me, worker))
+        self._to_part = {each for each in self._to_part if not self._links.is_quiet(each)}
+        if self._parts and not self._to_part:
+            self._parts = False
+            self._reports.append(Parted(self.run, self.me, self.map.version))
         answer = self._pause.look(self.map.version, self.is_settled, self._here)
         if answer is not None:
-            self._report(answer)
-        if self._stops and self._is_drained:
-            self._stops = False
-            self._report(Drained(self.run, self.me))
-
-    @property
-    def _is_drained(self) -> bool:
+            self._reports.append(answer)
         has = self._here or self._departed or self._arriving or self._early or self._held
-        return not has and self._links.is_quiet()
-
-    def _report(self, report: Report) -> None:
-        self._reports.append(report)
+        if self._stops and not has and self._links.is_quiet():
+            self._stops = False
+            self._reports.append(Drained(self.run, self.me))
