@@ -31,6 +31,7 @@ NAMES = {
     "many": "put and free of thousands of small variables, against ray.put and an actor call",
     "overhead": "an empty @clamor.remote task with one GlobalRef, against an empty Ray task",
     "pressure": "PageRank with less local memory than its graph, by each policy of eviction",
+    "program_sim": "programs on 1,152 workers and more, simulated with their own code",
     "programs": "rounds of small tasks, against Ray tasks and a Ray Compiled Graph",
     "query_share": "what one cold query of trees, indices and tables moves, of their bytes",
     "raid": "PageRank over variables with parity, against none; a host is killed (root)",

@@ -23,17 +23,17 @@ fit one process; the first worker has its own, and the seconds of its calls coun
 from __future__ import annotations
 
 import heapq
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from bench.support.program_world import Costs, Meter, World, tables_of
 from bench.support.shared_map import SharedMap
 from clamor_ray._recipes.matching.matcher import Matcher, ReadyTask
 from clamor_ray._recipes.matching.state import PartitionState, SliceState
 from clamor_ray._recipes.placement.controller_core import ControllerCore
 from clamor_ray._recipes.placement.messages import (
+    Arrived,
     Begin,
     Envelope,
     Heartbeat,
@@ -46,98 +46,18 @@ from clamor_ray._recipes.placement.messages import (
 )
 from clamor_ray._recipes.placement.schedule import Schedule
 from clamor_ray._recipes.placement.worker_core import WorkerCore
-from clamor_ray._recipes.program.builder import Builder
-from clamor_ray._recipes.program.tables import Tables
 
 # As in actors/recipes: worker.py, run.py, controller.py.
 HEARTBEAT_S: Final = 1.0
-WORKER_TICK_S: Final = 0.1
+WORKER_TICK_S: Final = 1.0  # there 0.1 s: nothing depends on it while nothing is lost
 CONTROLLER_TICK_S: Final = 0.25
 SCHEDULE_S: Final = 2.0
 NEVER_S: Final = 1e9  # nobody is lost here
 ENVELOPE_BYTES: Final = 200
 MOVE_BYTES: Final = 14  # of a slice and its worker, in a step of the map
 ADDRESS_BYTES: Final = 40
+LAST_MEASURED: Final = "w00031"  # of others the processor time is not asked for
 STEP: Final = 2  # the stage that changes the value
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds.
-
-    Args:
-        task_s: Of a task, beside its function: taken, called, finished.
-        message_s: Of an envelope, at its sender and at its receiver each: pickled, on a socket.
-        latency_s: Between them.
-        byte_s: Of a byte on a link.
-        order_s: Of an order, at the controller.
-        report_s: Of a report or heartbeat there.
-    """
-
-    task_s: float = 60e-6
-    message_s: float = 60e-6
-    latency_s: float = 100e-6
-    byte_s: float = 1e-9
-    order_s: float = 150e-6
-    report_s: float = 150e-6
-
-
-@dataclass(frozen=True)
-class World:
-    """What is simulated.
-
-    Args:
-        workers: At first.
-        partitions: Of each.
-        function_s: Of a task over a partition.
-        message_bytes: Of what goes to each partition, and back.
-        slice_bytes: Of a partition that moves.
-        executors: Tasks of a worker that run at once.
-        cores: That all workers share, as on one machine; None: each has a node, with enough.
-        computes: Whether functions need a core; else they sleep.
-        rounds: Of the loop.
-    """
-
-    workers: int
-    partitions: int = 4
-    function_s: float = 0.25
-    message_bytes: int = 1024
-    slice_bytes: int = 1 << 20
-    executors: int = 1
-    cores: int | None = None
-    computes: bool = True
-    rounds: int = 1 << 30
-
-
-def tables_of(n_partitions: int) -> Tables:
-    """The program. Its functions are never called."""
-    p = Builder()
-    rows, w = p.dataset([0] * n_partitions), p.value(0)
-    with p.loop() as loop:
-        p.stage(lambda t, w: t.broadcast(w), reads=[w])
-        p.stage(lambda t, rows: t.send(0, t.recv()), reads=[rows])
-        p.stage(lambda t, w: t.recv(), writes=[w])
-        loop.until(lambda t, w: True, reads=[w])
-    return p.tables()
-
-
-class Meter:
-    """Processor time in calls of each kind."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[str] = Counter()
-        self.ns: Counter[str] = Counter()
-
-    def timed(self, kind: str, call: Callable[[], Any]) -> Any:
-        start = time.thread_time_ns()
-        answer = call()
-        self.ns[kind] += time.thread_time_ns() - start
-        self.calls[kind] += 1
-        return answer
-
-    def us(self) -> dict[str, float]:
-        """Microseconds of a call, by kind."""
-        return {kind: self.ns[kind] / n / 1e3 for kind, n in sorted(self.calls.items())}
 
 
 class _Worker:
@@ -177,12 +97,14 @@ class Simulation:
             lost_after_s=NEVER_S,
         )
         self.workers: dict[str, _Worker] = {}
+        self.n_begun = 0
+        self.came_s = 0.0  # when the last slice that moved had come
         self._maps = SharedMap.Tables()
         self._controller_s = self._controller_link_s = 0.0
         self._cores = [0.0] * world.cores if world.cores else None
         self._payload = bytes(world.message_bytes)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._n = 0
+        self._n = self._n_made = 0
 
     # -- what a user does
 
@@ -220,17 +142,8 @@ class Simulation:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all slices are where the newest map says, and all workers know it."""
-        controller = self.controller
-        return not controller.n_in_migration and all(
-            worker.core is not None
-            and worker.core.map.version == controller.map.version
-            and worker.core.is_settled
-            for worker in self.workers.values()
-        )
-
-    def names(self) -> list[str]:
-        return list(self.workers)
+        """Whether all workers have begun, and all slices have come."""
+        return not self.controller.n_in_migration and self.n_begun >= len(self.workers)
 
     # -- machines
 
@@ -259,7 +172,8 @@ class Simulation:
     # -- the controller
 
     def _new(self, n: int) -> dict[str, str]:
-        names = [f"w{len(self.workers) + k:05d}" for k in range(n)]
+        names = [f"w{self._n_made + k:05d}" for k in range(n)]
+        self._n_made += n
         for name in names:
             self.workers[name] = _Worker(name, self.world.executors)
         return {name: f"address of {name}" for name in names}
@@ -277,6 +191,7 @@ class Simulation:
             self._at(arrives_s, lambda name=name, order=order: self._order(name, order))  # type: ignore[misc]
         for name in self.controller.take_gone():
             self.workers.pop(name)
+            self.n_begun -= 1
 
     def _tick_controller(self) -> None:
         self.meter.timed("controller: tick", lambda: self.controller.tick(self.now_s))
@@ -287,12 +202,18 @@ class Simulation:
         def hears() -> None:
             for report in reports:
                 self.sent["reports"] += 1
+                if isinstance(report, Arrived):
+                    self.came_s = self.now_s
                 self.meter.timed(
-                    "controller: report", lambda report=report: self.controller.on_report(report)  # type: ignore[misc]
+                    "controller: report",
+                    lambda report=report: self.controller.on_report(report),  # type: ignore[misc]
                 )
             self._after_controller()
 
-        self._at(self.now_s + self.costs.latency_s, lambda: self._at(self._controls(self.costs.report_s), hears))
+        self._at(
+            self.now_s + self.costs.latency_s,
+            lambda: self._at(self._controls(self.costs.report_s), hears),
+        )
 
     def _beat(self, name: str) -> None:
         worker = self.workers.get(name)
@@ -301,7 +222,9 @@ class Simulation:
         seconds, worker.seconds = worker.seconds, {}
         said = self._of(worker, "heartbeat", lambda: worker.core.heartbeat(seconds, 0.5))
         come_s = self.now_s + self.costs.latency_s
-        self._at(come_s, lambda: self._at(self._controls(self.costs.report_s), lambda: self._heard(said)))
+        self._at(
+            come_s, lambda: self._at(self._controls(self.costs.report_s), lambda: self._heard(said))
+        )
 
     def _heard(self, said: Heartbeat) -> None:
         self.sent["heartbeats"] += 1
@@ -339,7 +262,7 @@ class Simulation:
         self._after(worker)
 
     def _has_own_map(self, worker: _Worker) -> bool:
-        return worker.name == "w00000"
+        return worker.name in ("w00000", "w00001")
 
     def _begin_worker(self, worker: _Worker, begin: Begin) -> None:
         worker.matcher = Matcher(self.tables)
@@ -361,6 +284,7 @@ class Simulation:
                     fresh = {each: PartitionState() for each in self.tables.datasets_of(group)}
                     given[group, index] = SliceState(fresh)
         core.start(begin.update, given)
+        self.n_begun += 1
         for sender, envelope in worker.early:
             core.on_message(sender, envelope)
         self._after(worker)
@@ -447,7 +371,7 @@ class Simulation:
         worker.seconds[slice] = worker.seconds.get(slice, 0.0) + seconds
         sent: Mapping[int, list[bytes]] = {}
         if task.stage == 0:
-            sent = dict.fromkeys(range(self.tables.stages[1].n_tasks), [self._payload])
+            sent = {n: [self._payload] for n in range(self.tables.stages[1].n_tasks)}
         elif task.stage == 1:
             sent = {0: [self._payload]}
         elif task.stage == STEP:
@@ -458,6 +382,8 @@ class Simulation:
 
     def _of(self, worker: _Worker, kind: str, call: Callable[[], Any]) -> Any:
         """A call of a worker's core: those of the one with the value apart."""
+        if worker.name > LAST_MEASURED:
+            return call()
         has_value = worker.name == self.controller.map.worker_of((1, 0))
         return self.meter.timed(f"{'root' if has_value else 'worker'}: {kind}", call)
 

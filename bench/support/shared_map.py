@@ -28,6 +28,13 @@ class _Version:
         return self.after[id(update)][1:]
 
 
+class _Begun:
+    """What a copy is that has begun with a whole map."""
+
+    def __init__(self, at: _Version, changes: Changes) -> None:
+        self.at, self.changes = at, changes
+
+
 class SharedMap:
     """In place of a `PartitionMap`, where steps come in their order, once each.
 
@@ -39,7 +46,7 @@ class SharedMap:
         """Where copies that begin find the tables of those that began before."""
 
         def __init__(self) -> None:
-            self.first: weakref.WeakValueDictionary[int, _Version] = weakref.WeakValueDictionary()
+            self.first: weakref.WeakValueDictionary[int, _Begun] = weakref.WeakValueDictionary()
 
     def __init__(self, tables: SharedMap.Tables) -> None:
         self._tables = tables
@@ -48,12 +55,13 @@ class SharedMap:
     def apply(self, update: MapUpdate) -> Changes:
         """See `PartitionMap`."""
         if self.version == 0:
-            known = self._tables.first.get(update.version)
-            if known is None:
-                known = self._at.next(update)[0]
-                self._tables.first[update.version] = known
-            self._at = known
-            return Changes(frozenset(update.moves), frozenset(self.workers), frozenset())
+            begun = self._tables.first.get(update.version)
+            if begun is None:
+                begun = _Begun(*self._at.next(update))
+                self._tables.first[update.version] = begun
+            self._begun = begun  # while any of those lives, who joins finds it
+            self._at = begun.at
+            return begun.changes
         assert update.version > self.version
         self._at, changes = self._at.next(update)
         assert self._at.map.version == update.version
@@ -70,6 +78,9 @@ class SharedMap:
     @property
     def addresses(self) -> Mapping[str, Any]:
         return self._at.map.addresses
+
+    def has_left(self, worker: str) -> bool:
+        return self._at.map.has_left(worker)
 
     def worker_of(self, slice: Slice) -> str:
         return self._at.map.worker_of(slice)

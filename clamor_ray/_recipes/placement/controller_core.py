@@ -255,6 +255,7 @@ class ControllerCore(Placing):
         if self._every_s is not None and now_s - self._scheduled_s >= self._every_s:
             self._scheduled_s = now_s
             self.schedule()
+            self._heartbeats.begin_interval()
         every_s = self._checkpoint_every_s
         if every_s is not None and now_s - self._checkpoint_s >= every_s and not self.is_complete:
             self._checkpoint_s = now_s

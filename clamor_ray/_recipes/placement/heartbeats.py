@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from clamor_ray._recipes.placement.messages import Heartbeat
 
@@ -20,11 +21,24 @@ class Heartbeats:
         self._lost_after_s = lost_after_s
         self.last: dict[str, Heartbeat] = {}
         self._seen_s: dict[str, float] = {}
+        self._adds: set[str] = set()  # those whose seconds count together with the next ones
 
     def take(self, heartbeat: Heartbeat, now_s: float) -> None:
-        """One has come."""
-        self.last[heartbeat.worker] = heartbeat
-        self._seen_s[heartbeat.worker] = now_s
+        """One has come. Its seconds are added to those since `begin_interval`: a round may be
+        longer than the time between two heartbeats, and then one alone says nothing of the load.
+        """
+        worker = heartbeat.worker
+        if worker in self._adds:
+            seconds = Counter(self.last[worker].seconds)
+            seconds.update(heartbeat.seconds)
+            heartbeat = replace(heartbeat, seconds=seconds)
+        self._adds.add(worker)
+        self.last[worker] = heartbeat
+        self._seen_s[worker] = now_s
+
+    def begin_interval(self) -> None:
+        """What comes from now on counts anew."""
+        self._adds.clear()
 
     def lost(self, workers: Iterable[str], now_s: float) -> list[str]:
         """Those that are late. The time of one that is new begins now."""
@@ -37,6 +51,7 @@ class Heartbeats:
     def forget_all(self) -> None:
         """A run begins."""
         self.last, self._seen_s = {}, {}
+        self._adds = set()
 
 
 class Agreement:

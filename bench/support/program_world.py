@@ -1,0 +1,91 @@
+"""What a simulation of a program is told: its machines, its program, and who measures its calls."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from clamor_ray._recipes.program.builder import Builder
+from clamor_ray._recipes.program.tables import Tables
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds.
+
+    Args:
+        task_s: Of a task, beside its function: taken, called, finished.
+        message_s: Of an envelope, at its sender and at its receiver each: pickled, on a socket.
+        latency_s: Between them.
+        byte_s: Of a byte on a link.
+        order_s: Of an order, at the controller.
+        report_s: Of a report or heartbeat there.
+    """
+
+    task_s: float = 60e-6
+    message_s: float = 60e-6
+    latency_s: float = 100e-6
+    byte_s: float = 1e-9
+    order_s: float = 150e-6
+    report_s: float = 150e-6
+
+
+@dataclass(frozen=True)
+class World:
+    """What is simulated.
+
+    Args:
+        workers: At first.
+        partitions: Of each.
+        function_s: Of a task over a partition.
+        message_bytes: Of what goes to each partition, and back.
+        slice_bytes: Of a partition that moves.
+        executors: Tasks of a worker that run at once.
+        cores: That all workers share, as on one machine; None: each has a node, with enough.
+        computes: Whether functions need a core; else they sleep.
+        rounds: Of the loop.
+    """
+
+    workers: int
+    partitions: int = 4
+    function_s: float = 0.25
+    message_bytes: int = 1024
+    slice_bytes: int = 1 << 20
+    executors: int = 1
+    cores: int | None = None
+    computes: bool = True
+    rounds: int = 1 << 30
+
+
+def tables_of(n_partitions: int) -> Tables:
+    """The program. Its functions are never called."""
+    p = Builder()
+    rows, w = p.dataset([0] * n_partitions), p.value(0)
+    with p.loop() as loop:
+        p.stage(lambda t, w: t.broadcast(w), reads=[w])
+        p.stage(lambda t, rows: t.send(0, t.recv()), reads=[rows])
+        p.stage(lambda t, w: t.recv(), writes=[w])
+        loop.until(lambda t, w: True, reads=[w])
+    return p.tables()
+
+
+class Meter:
+    """Processor time in calls of each kind."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.ns: Counter[str] = Counter()
+
+    def timed(self, kind: str, call: Callable[[], Any]) -> Any:
+        start = time.thread_time_ns()
+        answer = call()
+        self.ns[kind] += time.thread_time_ns() - start
+        self.calls[kind] += 1
+        return answer
+
+    def us(self) -> dict[str, float]:
+        """Microseconds of a call, by kind."""
+        return {kind: self.ns[kind] / n / 1e3 for kind, n in sorted(self.calls.items())}
