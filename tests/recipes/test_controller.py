@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -376,6 +377,23 @@ def test_a_worker_ends_when_all_others_have_parted() -> None:
 
 def heartbeat(worker: str, floor: int, is_settled: bool = True, version: int = 1) -> Heartbeat:
     return Heartbeat(1, worker, version, is_settled, False, floor)
+
+
+def test_the_load_of_a_worker_is_that_of_the_whole_interval() -> None:
+    seen: list[float] = []
+
+    def look(workers: Any, partitions: Any, leaving: Any) -> dict[tuple[int, int], str]:
+        seen.append(workers[0].seconds)
+        return {}
+
+    controller = controller_of(every_s=2.0)
+    controller._functions = (look,)
+    controller.tick(0.0)
+    for now_s, seconds in enumerate([1.0, 0.25, 0.5, 0.125]):
+        said = dataclasses.replace(heartbeat("w0", 1), seconds={(0, 0): seconds})
+        controller.on_heartbeat(said, float(now_s))
+        controller.tick(float(now_s + 1))
+    assert seen == [1.25, 0.625]
 
 
 def test_stages_are_forgotten_only_when_all_slices_are_in_their_places() -> None:

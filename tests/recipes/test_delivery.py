@@ -224,6 +224,25 @@ def test_a_slice_moves_to_a_worker_that_is_ahead() -> None:
     ends_well(cluster)
 
 
+def test_what_a_worker_that_has_left_has_decided_is_passed_on_to_who_is_new() -> None:
+    cluster = ByHand(branch_program(), dict.fromkeys([(0, 0), (0, 1), (0, 2), (1, 0)], "w0"), 2)
+    for index in range(3):
+        cluster.run("w0", 1, index)
+    cluster.run("w0", 2)
+    cluster.run("w0", 3)  # it decides, and w1 has not heard of it
+    moves = dict.fromkeys(cluster.core("w0").map.assigned, "w1")
+    cluster.update(2, moves, "w0", "w1")
+    for _ in moves:
+        cluster.pass_on("w1", SliceCame)
+    cluster.update(3, {}, "w0", "w1", left=frozenset({"w0"}))
+    cluster.join_by_hand("w2", MapUpdate(4, moves, {"w1": 0, "w2": 0}, is_whole=True))
+    cluster.update(4, {}, "w1", joined={"w2": "at w2"})  # and w0 ends before it hears of that
+    assert not cluster.on_the_way("w2", Decisions)
+    cluster.pass_on("w1", Decision, "w0")
+    cluster.pass_on("w2", Decisions, "w1")
+    assert cluster.core("w2")._decisions == cluster.core("w0")._made != {}
+
+
 def test_a_slice_moves_to_a_worker_that_is_behind() -> None:
     builder = branch_program()
     cluster = ByHand(builder, {(0, 0): "w0", (0, 1): "w1", (0, 2): "w1", (1, 0): "w1"})

@@ -22,11 +22,9 @@ from clamor_ray._recipes.placement.messages import (
     Decisions,
     Envelope,
     Heartbeat,
-    MapUpdate,
     Parted,
     Stop,
 )
-from clamor_ray._recipes.placement.partition_map import PartitionMap
 from clamor_ray._recipes.placement.schedule import PartitionRow, WorkerRow, round_robin
 from clamor_ray._recipes.program.builder import Builder
 from tests.recipes.network import Cluster, Node
@@ -143,15 +141,6 @@ def test_placing_slices_and_giving_a_part_to_new_workers() -> None:
 
     for is_new in (False, True):
         assert cost(MANY, is_new) < 1.5 * cost(FEW, is_new)
-
-
-def test_a_step_of_the_map_that_moves_one_slice() -> None:
-    def cost(n: int) -> int:
-        copy = PartitionMap()
-        copy.apply(MapUpdate(1, {(0, k): f"w{k:03d}" for k in range(n)}, names(n), is_whole=True))
-        return lines_of(lambda: copy.apply(MapUpdate(2, {(0, 1): "w002"})))
-
-    assert cost(MANY) == cost(FEW)
 
 
 def test_as_many_again_join_in_four_orders_each_and_learn_decisions_from_two_workers() -> None:
