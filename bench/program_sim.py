@@ -6,9 +6,9 @@ bench/support/program_sim.py.
 
 First what messages, tasks and calls cost is measured here, on a cluster of 8 nodes in this machine
 (``--given``: not, and no run is compared). Then runs of a real job at 2, 4 and 8 workers are
-compared with their simulation: ``error`` is simulated / measured - 1, of the median round. All
-nodes share the processors of this machine, and the simulation knows that. So tasks sleep, but for
-one case at 2 workers, that computes.
+compared with their simulation: ``error`` is simulated / measured - 1, of a round that one in ten is
+quicker than. All nodes share the processors of this machine, and the simulation knows that. So
+tasks sleep, but for one case at 2 workers, that computes.
 
 Then, for each number of workers: a round; a straggler, whose tasks take twice as long, with
 `clamor.schedule.stragglers()`; as many workers again that join at once; the same that leave at
@@ -41,8 +41,8 @@ from clamor_ray._recipes.placement.schedule import stragglers
 from clamor_ray._recipes.placement.worker_core import WorkerCore
 
 WORKERS: Final = (8, 64, 512, 1152)
-WARM: Final = 2  # rounds
-ROUNDS: Final = 3
+WARM: Final = 1  # rounds
+ROUNDS: Final = 2
 STRAGGLER_S: Final = 10.0
 SLOWED: Final = 2.0
 MOST_S: Final = 3600.0
@@ -94,7 +94,7 @@ def straggler(simulation: Simulation) -> dict[str, Any]:
         "round_at_once_s": at_once,
         "moves": simulation.controller.map.version - version,
         "rebalanced_s": max(0.0, simulation.came_s - begin_s),
-        "round_after_s": statistics.median(rounds_of(simulation, 2)),
+        "round_after_s": rounds_of(simulation, 1)[0],
     }
 
 

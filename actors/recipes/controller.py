@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from clamor_ray._protocol import ray_state
 from clamor_ray._protocol.cause import cause_of
 from clamor_ray._recipes.matching.executing import StageFailure
 from clamor_ray._recipes.placement.controller_core import ControllerCore
-from clamor_ray._recipes.placement.messages import Checkpoint, Heartbeat, Report
+from clamor_ray._recipes.placement.messages import Checkpoint, Heartbeat, Order, Report
 from clamor_ray._recipes.program.tables import Tables
 from clamor_ray._recipes.progress.history import History
 from clamor_ray._recipes.progress.progress import ProgramProgress
@@ -101,7 +102,7 @@ class RecipeController:
             self._core.learn(self._workers.whereabouts())
             self._finished = last
             self._state = "running"
-            self._run, self._known = self._core.run, frozenset(self._core.members)
+            self._run, self._known = self._core.run, self._core.members
             self._send()
         self._staffing.take_over(len(found))
         self._reservations.take_over()
@@ -149,7 +150,7 @@ class RecipeController:
             self._history = History(self._tables, begun, time.monotonic())
             self._finished = last
             self._state = "running"
-            self._run, self._known = self._core.run, frozenset(self._core.members)
+            self._run, self._known = self._core.run, self._core.members
             orders = self._send()
         try:
             ray_state.get(orders)  # its partitions are there: no deadline, while their workers live
@@ -218,9 +219,9 @@ class RecipeController:
                 if isinstance(report, Heartbeat):
                     self._on_heartbeat(report)
                 elif self._core is not None:
-                    moving = len(self._core.in_migration)
+                    moving = self._core.n_in_migration
                     self._core.on_report(report)
-                    self._moves += max(0, moving - len(self._core.in_migration))
+                    self._moves += max(0, moving - self._core.n_in_migration)
             self._send()
 
     @ray.method(concurrency_group="reports")
@@ -298,11 +299,11 @@ class RecipeController:
         elif core.run != self._run:
             lost = self._known - core.members
         else:
-            self._known = frozenset(core.members)
+            self._known = core.members
             return
         if core.failure and not lost:
             return  # others are on their way already
-        self._run, self._known = core.run, frozenset(core.members) - lost
+        self._run, self._known = core.run, core.members - lost
         said = ", ".join(f"{each} ({self._why.get(each, 'it is silent')})" for each in sorted(lost))
         if self._settings.place is None:
             self._fail(errors.ProgramLostError(f"Lost: {said}. The program has no checkpoints."))
@@ -587,11 +588,13 @@ class RecipeController:
         if self._state == "failed":
             return []
         sent = []
+        packed: dict[int, _Packed] = {}  # one order goes to all
         for worker, order in self._core.take_outgoing():
             self._messages += 1
             handle = self._workers.handle(worker)
             if handle is not None:
-                sent.append(handle.order.remote(order))
+                same = packed.setdefault(id(order), _Packed(order))
+                sent.append(handle.order.remote(same))
         for worker in self._core.take_gone():
             self._workers.let_go(worker)
         return sent
@@ -642,6 +645,19 @@ class RecipeController:
             with self._lock:
                 if self._core is not None:
                     self._core.checkpoints.error = str(failure)
+
+
+class _Packed:
+    """An order that many workers get: it is pickled once. Each gets the order, and not this."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order  # so no other one has its id meanwhile
+        self._pickled: bytes | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._pickled is None:
+            self._pickled = pickle.dumps(self._order, protocol=5)
+        return pickle.loads, (self._pickled,)
 
 
 def _without_lines(tables: Tables) -> Any:

@@ -41,11 +41,17 @@ class Placing:
         self._may_leave: set[str] = set()  # of those that leave: without slices
         self._heartbeats = Heartbeats(lost_after_s)
         self._outgoing: list[tuple[str, Order]] = []
+        self._members: frozenset[str] = frozenset()
+        self._members_of = (0, 0, 0)  # the run, the version, and how many have left
 
     @property
-    def members(self) -> Set[str]:
-        """Also those that have left, and have something still."""
-        return self.map.workers | self._farewells.workers
+    def members(self) -> frozenset[str]:
+        """Also those that have left, and have something still. The same object until it changes."""
+        as_of = self.run, self.map.version, len(self._farewells.workers)
+        if as_of != self._members_of:
+            self._members_of = as_of
+            self._members = frozenset(self.map.workers | self._farewells.workers)
+        return self._members
 
     def _is_member(self, worker: str) -> bool:
         return worker in self.map.workers or worker in self._farewells.workers
