@@ -225,10 +225,12 @@ class Cluster:
     def values(self) -> Values:
         return Values(self.tables, self.builder.functions)
 
-    def join(self, name: str) -> None:
+    def join(self, *names: str) -> None:
+        """At once."""
         assert self.controller is not None
-        self.nodes[name] = Node(self, name)
-        self.controller.join(name, f"at {name}")
+        for name in names:
+            self.nodes[name] = Node(self, name)
+        self.controller.join_all({name: f"at {name}" for name in names})
         self.give_orders()
 
     def kill(self, name: str) -> None:

@@ -393,7 +393,7 @@ def test_the_load_of_a_worker_is_that_of_the_whole_interval() -> None:
         said = dataclasses.replace(heartbeat("w0", 1), seconds={(0, 0): seconds})
         controller.on_heartbeat(said, float(now_s))
         controller.tick(float(now_s + 1))
-    assert seen == [1.25, 0.625]
+    assert seen == [0.625, 0.3125]
 
 
 def test_stages_are_forgotten_only_when_all_slices_are_in_their_places() -> None:

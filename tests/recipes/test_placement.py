@@ -22,7 +22,7 @@ def plain(builder: Builder) -> list[list[Any]]:
 
 
 def disturb(cluster: Cluster, rng: random.Random) -> None:
-    """A move, a worker more, or one less."""
+    """A move, one or two workers more, or less."""
     controller = cluster.controller
     assert controller is not None
     staying = sorted(controller.map.workers - controller.leaving)
@@ -32,9 +32,9 @@ def disturb(cluster: Cluster, rng: random.Random) -> None:
         dataset = rng.choice(cluster.tables.datasets_of(group))
         controller.move(dataset, index, rng.choice(staying))
     elif kind < 0.85 and len(cluster.nodes) < 5:
-        cluster.join(f"j{rng.randrange(1 << 30)}")
+        cluster.join(*(f"j{rng.randrange(1 << 30)}" for _ in range(rng.randint(1, 2))))
     elif len(staying) > 1:
-        controller.leave(rng.choice(staying))
+        controller.leave_all(rng.sample(staying, rng.randint(1, min(2, len(staying) - 1))))
     cluster.give_orders()
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from clamor_ray._recipes.placement.messages import Heartbeat
+from clamor_ray._recipes.placement.messages import Heartbeat, Slice
 
 
 class Heartbeats:
@@ -21,24 +21,27 @@ class Heartbeats:
         self._lost_after_s = lost_after_s
         self.last: dict[str, Heartbeat] = {}
         self._seen_s: dict[str, float] = {}
-        self._adds: set[str] = set()  # those whose seconds count together with the next ones
+        # Since `begin_interval`: how many have come, and the sum of their seconds.
+        self._n: Counter[str] = Counter()
+        self._sums: dict[str, Counter[Slice]] = {}
 
     def take(self, heartbeat: Heartbeat, now_s: float) -> None:
-        """One has come. Its seconds are added to those since `begin_interval`: a round may be
-        longer than the time between two heartbeats, and then one alone says nothing of the load.
-        """
+        """One has come. Its seconds become the mean since `begin_interval`: a round may be longer
+        than the time between two heartbeats, and then one alone says nothing of the load."""
         worker = heartbeat.worker
-        if worker in self._adds:
-            seconds = Counter(self.last[worker].seconds)
-            seconds.update(heartbeat.seconds)
-            heartbeat = replace(heartbeat, seconds=seconds)
-        self._adds.add(worker)
+        self._n[worker] += 1
+        sums = self._sums.setdefault(worker, Counter())
+        sums.update(heartbeat.seconds)
+        if (n := self._n[worker]) > 1:
+            mean = {slice: seconds / n for slice, seconds in sums.items()}
+            heartbeat = replace(heartbeat, seconds=mean)
         self.last[worker] = heartbeat
         self._seen_s[worker] = now_s
 
     def begin_interval(self) -> None:
         """What comes from now on counts anew."""
-        self._adds.clear()
+        self._n.clear()
+        self._sums.clear()
 
     def lost(self, workers: Iterable[str], now_s: float) -> list[str]:
         """Those that are late. The time of one that is new begins now."""
@@ -51,7 +54,7 @@ class Heartbeats:
     def forget_all(self) -> None:
         """A run begins."""
         self.last, self._seen_s = {}, {}
-        self._adds = set()
+        self.begin_interval()
 
 
 class Agreement:

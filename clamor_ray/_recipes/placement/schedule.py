@@ -22,7 +22,8 @@ class WorkerRow:
     Args:
         worker: Its name.
         cpu: 0 to 1: how much of its node's processors anybody uses.
-        seconds: How long its tasks have computed since the call before, two seconds ago.
+        seconds: How long its tasks compute in the time between two heartbeats, one second: the mean
+            since the call before.
 
     Example:
         >>> clamor.schedule.WorkerRow("a", seconds=2.0).seconds
@@ -44,7 +45,7 @@ class PartitionRow:
         group: Datasets that stages access together.
         worker: Who has it, or gets it; None: nobody yet.
         in_migration: It has not come there. To move it has no effect.
-        seconds: How long tasks have computed with it since then.
+        seconds: How long tasks compute with it in that time.
 
     Example:
         >>> clamor.schedule.PartitionRow(dataset=0, index=3, group=0, worker="a").in_migration
