@@ -133,11 +133,12 @@ class Workers:
                 logger.warning("a worker does not say what it has: %r", failure)
         return [each for each in found if each is not None]
 
-    def add(self, nodes: Mapping[str, int]) -> list[Started]:
-        """One more on each node. They start side by side.
+    def add(self, node_id: str, n_threads: int) -> Started:
+        """One more.
 
         Args:
-            nodes: Ray's ids, and the tasks that run there at once.
+            node_id: Ray's id of its node.
+            n_threads: Tasks that run there at once.
 
         Raises:
             WaitTimeoutError, ProgramLostError: As `start`.
