@@ -23,15 +23,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from bench.peers import kmeans_mpi, kmeans_spark
-from bench.support import common
+from bench.peers import kmeans_mpi, kmeans_spark, mpi, spark
+from bench.support import common, turns
 from bench.support.common import emit, note, now
+from bench.support.turns import Iterate
 from clamor_ray.workloads.data import clusters
 from clamor_ray.workloads.data.clusters import Mixture
 
@@ -39,8 +39,6 @@ K = 10
 POINT_BYTES = 80
 SOLVERS = ("row", "block")
 BESIDE = "ours beside "
-
-Iterate = Callable[[int], tuple[list[float], Any]]
 
 
 class Ours:
@@ -70,37 +68,6 @@ class Ours:
         lines = list(kmeans.iterate(self.points, self.variable, n))
         emit({"ours_tasks_s": [line.tasks_s for line in lines]})
         return [line.tasks_s + line.update_s for line in lines], lines[-1].centroids
-
-
-def _of_peer(peer: Any) -> Iterate:
-    def iterate(n: int) -> tuple[list[float], Any]:
-        answer = peer.ask(iterate=n)[0]
-        return answer["seconds"], np.array(answer["centroids"])
-
-    return iterate
-
-
-def rounds(sides: dict[str, Iterate], n_rounds: int, n_iterations: int) -> dict[str, list[float]]:
-    """Seconds of all iterations of each side, but for those of the first round.
-
-    Raises:
-        WrongData: A side's centroids are not those of another.
-    """
-    seconds: dict[str, list[float]] = defaultdict(list)
-    names = list(sides)
-    for number in range(n_rounds + 1):
-        order = names[number % len(names) :] + names[: number % len(names)]
-        found = {}
-        for name in order:
-            took, found[name] = sides[name](n_iterations)
-            emit({"side": name, "round": number, "seconds": took})
-            if number:
-                seconds[name] += took
-        first, *others = order
-        for name in others:
-            if not np.allclose(found[name], found[first], rtol=0, atol=1e-7):
-                raise common.WrongData(f"centroids of {name} are not those of {first}")
-    return seconds
 
 
 def mllib(peer: Any, mixture: Mixture, n_iterations: int, ours: Iterate) -> dict[str, list[float]]:
@@ -136,31 +103,24 @@ def _peers(
     options: argparse.Namespace, mixture: Mixture
 ) -> Iterator[tuple[Any | None, Any | None]]:
     """MPI's ranks and Spark's application, where they can be had."""
+    n, mb = options.workers, options.executor_mb
     with contextlib.ExitStack() as stack:
-        found = []
-        for name, module, start in (
-            ("mpi", kmeans_mpi, lambda: kmeans_mpi.ranks(options.workers, mixture, K)),
-            (
-                "spark",
-                kmeans_spark,
-                lambda: kmeans_spark.application(options.workers, mixture, K, options.executor_mb),
+        yield (
+            turns.entered(
+                stack,
+                "mpi",
+                turns.why_not("mpi", mpi.unavailable, options.without),
+                lambda: kmeans_mpi.ranks(n, mixture, K),
+                mixture.n_points,
             ),
-        ):
-            reason = "not asked for" if name in options.without else module.unavailable()
-            if reason is not None:
-                note(f"no figure against {name}: {reason}")
-                emit({"missing": {name: reason}})
-                found.append(None)
-                continue
-            note(f"starting {name}")
-            peer = stack.enter_context(start())
-            answers = peer.ask(about=0)
-            n_points = sum(answer["points"] for answer in answers)
-            if n_points != mixture.n_points:
-                raise common.WrongData(f"{name} has {n_points:,} points of {mixture.n_points:,}")
-            emit({"peer": {"name": name, "library": answers[0]["library"], "n": len(answers)}})
-            found.append(peer)
-        yield found[0], found[1]
+            turns.entered(
+                stack,
+                "spark",
+                turns.why_not("spark", spark.unavailable, options.without),
+                lambda: kmeans_spark.application(n, mixture, K, mb),
+                mixture.n_points,
+            ),
+        )
 
 
 def figures(seconds: dict[str, list[float]]) -> dict[str, float]:
@@ -219,22 +179,22 @@ def main(arguments: list[str]) -> int:
             partitions=mixture.n_partitions,
         )
         emit(environment)
-        mpi, spark = stack.enter_context(_peers(options, mixture))
+        ranks, application = stack.enter_context(_peers(options, mixture))
         note("loading")
         ours = Ours(mixture)
         sides: dict[str, Iterate] = {"ours": ours.iterate}
-        if mpi is not None:
-            sides["mpi"] = _of_peer(mpi)
-        if spark is not None:
-            sides["blocks"] = _of_peer(spark)
-        seconds = rounds(sides, n_rounds, n_iterations)
+        if ranks is not None:
+            sides["mpi"] = turns.of_peer(ranks)
+        if application is not None:
+            sides["blocks"] = turns.of_peer(application)
+        seconds = turns.rounds(sides, n_rounds, n_iterations)
         if not mixture.n_points > 2_000_000:
             parts = [mixture.partition(i) for i in range(mixture.n_partitions)]
             expected = clusters.reference(parts, mixture.first_centroids(K), n_iterations)
             clusters.check(ours.iterate(n_iterations)[1], expected)
-        if spark is not None:
+        if application is not None:
             note("MLlib")
-            seconds |= mllib(spark, mixture, n_rounds * n_iterations, ours.iterate)
+            seconds |= mllib(application, mixture, n_rounds * n_iterations, ours.iterate)
     emit({"spread": {name: common.spread(values) for name, values in seconds.items()}})
     common.summary(figures(seconds))
     return 0

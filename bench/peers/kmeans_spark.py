@@ -10,67 +10,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import shutil
-import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from bench.peers import peer as _peer
-
-MISSING = "PySpark and a Java are needed for spark_speedup (pip install pyspark; a JRE, 17 or 21)"
-
-
-def unavailable() -> str | None:
-    """Why there is no Spark here, or None."""
-    import importlib.util
-
-    if importlib.util.find_spec("pyspark") is None:
-        return f"{MISSING}: there is no pyspark"
-    if shutil.which("java") is None:
-        return f"{MISSING}: there is no java"
-    return None
+from bench.peers import spark
 
 
-@contextlib.contextmanager
-def application(n_workers: int, mixture: Any, k: int, executor_mb: int) -> Iterator[_peer.Peer]:
+def application(
+    n_workers: int, mixture: Any, k: int, executor_mb: int
+) -> contextlib.AbstractContextManager[_peer.Peer]:
     """A driver and so many executors of one core; the blocks are in their memory."""
-    spec = json.dumps(
-        {**dataclasses.asdict(mixture), "k": k, "workers": n_workers, "executor_mb": executor_mb}
-    )
-    environment = {
-        "OMP_NUM_THREADS": "1",
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    command = [sys.executable, "-m", "bench.peers.kmeans_spark", spec]
-    with _peer.started("Spark", command, 1, environment) as peer:
-        yield peer
+    spec = {**dataclasses.asdict(mixture), "k": k}
+    return spark.application("bench.peers.kmeans_spark", n_workers, executor_mb, spec)
 
 
 class _Application:
     def __init__(self, spec: dict[str, Any]) -> None:
         import pyspark
-        from pyspark.sql import SparkSession
 
         from clamor_ray.workloads.data import clusters
 
         self.k = spec.pop("k")
-        workers, executor_mb = spec.pop("workers"), spec.pop("executor_mb")
+        self.session = spark.session(spec)
         self.mixture = clusters.Mixture(**spec)
-        builder = SparkSession.builder.master(f"local-cluster[{workers},1,{executor_mb}]")
-        settings = {
-            "spark.ui.enabled": "false",
-            "spark.executor.memory": f"{executor_mb}m",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
-            # Arrow batches as large as a partition: nothing is split that need not be.
-            "spark.sql.execution.arrow.maxRecordsPerBatch": "0",
-        }
-        for name, value in settings.items():
-            builder = builder.config(name, value)
-        self.session = builder.getOrCreate()
         self.version = pyspark.__version__
         self.context = self.session.sparkContext
         mixture, n = self.mixture, self.mixture.n_partitions
@@ -78,7 +41,7 @@ class _Application:
         self.n_points = self.blocks.map(len).sum()
 
     def about(self, _: Any) -> dict[str, Any]:
-        return {"library": f"Spark {self.version}", "points": self.n_points}
+        return {"library": f"Spark {self.version}", "n": self.n_points}
 
     def iterate(self, n: int) -> dict[str, Any]:
         """`n` iterations over the blocks."""
@@ -95,7 +58,7 @@ class _Application:
             centroids = clusters.new_centroids(sums[0], centroids)
             seconds.append(time.perf_counter() - start)
             shared.unpersist()
-        return {"seconds": seconds, "centroids": centroids.tolist()}
+        return {"seconds": seconds, "answer": centroids.tolist()}
 
     def mllib(self, argument: list[Any]) -> dict[str, Any]:
         """A fit of so many iterations by one of its solvers; the blocks make room for it."""
@@ -122,37 +85,24 @@ class _Application:
             batches, "point array<double>"
         )
         data = rows.select(array_to_vector("point").alias("features"))
-        before = self._jobs()
+        before = spark.jobs(self.context)
         means = KMeans(k=self.k, initMode="random", seed=1, maxIter=n, tol=0.0, solver=solver).fit(
             data
         )
-        jobs = {number: job for number, job in self._jobs().items() if number not in before}
         return {
-            "jobs": [[name, seconds] for _, (name, seconds) in sorted(jobs.items())],
+            "jobs": spark.jobs_since(before, self.context),
             "iterations": means.summary.numIter,
             "sizes": means.summary.clusterSizes,
             "centroids": [center.tolist() for center in means.clusterCenters()],
         }
 
-    def _jobs(self) -> dict[int, tuple[str, float]]:
-        """Name and seconds of each job that has ended, as Spark's own status store has them."""
-        store = self.context._jsc.sc().statusStore()
-        jobs = store.jobsList(None)
-        out = {}
-        for i in range(jobs.size()):
-            job = jobs.apply(i)
-            if job.completionTime().isDefined() and job.submissionTime().isDefined():
-                took = job.completionTime().get().getTime() - job.submissionTime().get().getTime()
-                out[job.jobId()] = (job.name(), took / 1e3)
-        return out
-
 
 def _main() -> None:
-    spark = _Application(json.loads(sys.argv[-2]))
+    here = _Application(spark.given())
     try:
-        _peer.serve(0, {"about": spark.about, "iterate": spark.iterate, "mllib": spark.mllib})
+        _peer.serve(0, {"about": here.about, "iterate": here.iterate, "mllib": here.mllib})
     finally:
-        spark.session.stop()
+        here.session.stop()
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from bench import incremental, kmeans, recovery, straggler
-from bench.peers import kmeans_mpi, kmeans_spark
+from bench.peers import mpi, spark
 from bench.peers import peer as _peer
-from bench.support import cgroup, common, executions
+from bench.support import cgroup, common, executions, turns
 from bench.support.executions import Line, Log
 from tests.bench.conftest import lines_of, run_bench
 from tests.support.lab.availability import missing
@@ -53,11 +53,11 @@ def test_sides_take_turns_and_the_first_round_does_not_count() -> None:
 
         return iterate
 
-    seconds = kmeans.rounds({"a": side("a"), "b": side("b")}, 2, 2)
+    seconds = turns.rounds({"a": side("a"), "b": side("b")}, 2, 2)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert seconds == {"a": [4.0, 4.0, 5.0, 5.0], "b": [3.0, 3.0, 6.0, 6.0]}
-    with pytest.raises(common.WrongData, match="centroids of b are not those of a"):
-        kmeans.rounds({"a": side("a"), "b": side("b", 1.001)}, 1, 1)
+    with pytest.raises(common.WrongData, match="the answer of b is not that of a"):
+        turns.rounds({"a": side("a"), "b": side("b", 1.001)}, 1, 1)
 
 
 def killed_run(failed_s: float, detection_s: float, rerun: int, lost: int) -> dict[str, object]:
@@ -197,11 +197,11 @@ def test_a_peer_that_does_not_start_or_ends_says_why() -> None:
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install mpi4py mpich" in str(kmeans_mpi.unavailable())
-    assert "no mpi4py" in str(kmeans_mpi.unavailable())
-    assert "pip install pyspark" in str(kmeans_spark.unavailable())
+    assert "pip install mpi4py mpich" in str(mpi.unavailable())
+    assert "no mpi4py" in str(mpi.unavailable())
+    assert "pip install pyspark" in str(spark.unavailable())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert "no java" in str(kmeans_spark.unavailable())
+    assert "no java" in str(spark.unavailable())
 
 
 # ---------------------------------------------------------------- control groups
@@ -256,7 +256,7 @@ def test_incremental_ends_with_its_figures(running: dict[str, str]) -> None:
 @pytest.mark.lab
 @pytest.mark.soak
 def test_kmeans_ends_with_its_figures_and_says_what_is_missing(running: dict[str, str]) -> None:
-    if reason := kmeans_mpi.unavailable():
+    if reason := mpi.unavailable():
         missing(reason)
     lines = small("kmeans", "--without", "spark", "--workers", "2", **running)
     assert set(lines[-1]["summary"]) == {"mpi_ratio", "iteration_s"}
@@ -266,11 +266,11 @@ def test_kmeans_ends_with_its_figures_and_says_what_is_missing(running: dict[str
 @pytest.mark.slow
 @pytest.mark.soak
 def test_kmeans_against_spark_ends_with_its_figures() -> None:
-    if reason := kmeans_spark.unavailable():
+    if reason := spark.unavailable():
         pytest.skip(reason)  # 400 MB and a Java: a peer for who wants the figure
     summary = small("kmeans", "--without", "mpi")[-1]["summary"]
-    spark = [summary[f"speedup_over_{name}"] for name in ("blocks", "mllib_row", "mllib_block")]
-    assert summary["spark_speedup"] == min(spark)
+    speedups = [summary[f"speedup_over_{name}"] for name in ("blocks", "mllib_row", "mllib_block")]
+    assert summary["spark_speedup"] == min(speedups)
 
 
 @pytest.mark.lab
