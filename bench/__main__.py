@@ -31,6 +31,8 @@ NAMES = {
     "many": "put and free of thousands of small variables, against ray.put and an actor call",
     "overhead": "an empty @clamor.remote task with one GlobalRef, against an empty Ray task",
     "pressure": "PageRank with less local memory than its graph, by each policy of eviction",
+    "program_peers": "rounds of k-means, lr and PageRank as programs, against mpi4py and Spark",
+    "program_skew": "a program whose partitions have uneven work, cut four times finer",
     "program_sim": "programs on 1,152 workers and more, simulated with their own code",
     "programs": "rounds of small tasks, against Ray tasks and a Ray Compiled Graph",
     "query_share": "what one cold query of trees, indices and tables moves, of their bytes",
@@ -52,7 +54,7 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
         print("usage: python -m bench NAME [--small] [--help]\n", file=sys.stderr)
         for name, what in NAMES.items():
-            print(f"  {name:<12} {what}", file=sys.stderr)
+            print(f"  {name:<13} {what}", file=sys.stderr)
         return 2
     # Asked to end, a benchmark takes down what it started, as on Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
