@@ -143,7 +143,7 @@ def scaled(n: int, costs: Costs) -> dict[str, Any]:
     """All that is asked of one number of workers, printed."""
     begin = now()
     gc.collect()
-    gc.disable()  # it would look through all workers, and the calls that it falls into would count it
+    gc.disable()  # else it looks through all workers, within calls that are measured
     simulation = Simulation(World(n), costs, [stragglers()])
     simulation.begin()
     record: dict[str, Any] = {"workers": n, "steady": steady(simulation)}

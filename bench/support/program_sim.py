@@ -27,8 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from bench.support.program_world import Costs, Meter, World, tables_of
-from bench.support.shared_map import SharedMap
+from bench.support.program_world import Costs, Meter, SharedMap, World, tables_of
 from clamor_ray._recipes.matching.matcher import Matcher, ReadyTask
 from clamor_ray._recipes.matching.state import PartitionState, SliceState
 from clamor_ray._recipes.placement.controller_core import ControllerCore

@@ -9,8 +9,7 @@ import pytest
 
 from bench.program_sim import growth
 from bench.support.program_sim import ENVELOPE_BYTES, Simulation
-from bench.support.program_world import Costs, World
-from bench.support.shared_map import SharedMap
+from bench.support.program_world import Costs, SharedMap, World
 from clamor_ray._recipes.placement.messages import MapUpdate
 from clamor_ray._recipes.placement.partition_map import PartitionMap
 from clamor_ray._recipes.placement.schedule import stragglers
