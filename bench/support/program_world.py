@@ -1,5 +1,5 @@
-"""What a simulation of a program has: its machines, its program, what measures its calls, and copies
-of the partition map that share tables: one for each version, and not for each worker."""
+"""What a simulation of a program has: machines, program, what measures calls, and copies of the
+partition map that share tables: one for each version, and not for each worker."""
 
 from __future__ import annotations
 
