@@ -15,6 +15,7 @@ import logging
 import pickle
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -71,6 +72,7 @@ class RecipeController:
         self._state = "starting"
         self._failure: errors.ClamorError | None = None
         self._restarts = self._moves = self._messages = 0
+        self._by_kind: Counter[str] = Counter()
         self._run = 0  # of the core, when it was last looked at
         self._known: frozenset[str] = frozenset()  # who took part in it
         self._why: dict[str, str] = {}  # of workers that are lost
@@ -216,6 +218,7 @@ class RecipeController:
         """What has happened, in the order of each worker."""
         with self._guarded():
             for report in reports:
+                self._by_kind[type(report).__name__] += 1
                 if isinstance(report, Heartbeat):
                     self._on_heartbeat(report)
                 elif self._core is not None:
@@ -229,6 +232,7 @@ class RecipeController:
         """A worker lives. The number below which nobody needs stages."""
         floor = 0
         with self._guarded():
+            self._by_kind[type(heartbeat).__name__] += 1
             floor = self._on_heartbeat(heartbeat)
             self._send()
         return floor
@@ -530,6 +534,7 @@ class RecipeController:
                 checkpoint_error=core.checkpoints.error,
                 moves=self._moves,
                 messages=self._messages,
+                by_kind=dict(self._by_kind),
             )
 
     @ray.method(concurrency_group="calls")
@@ -591,6 +596,7 @@ class RecipeController:
         packed: dict[int, _Packed] = {}  # one order goes to all
         for worker, order in self._core.take_outgoing():
             self._messages += 1
+            self._by_kind[type(order).__name__] += 1
             handle = self._workers.handle(worker)
             if handle is not None:
                 same = packed.setdefault(id(order), _Packed(order))

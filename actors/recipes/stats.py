@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -60,6 +61,8 @@ class ProgramStats:
         checkpoint_error: Why the last attempt at one has failed; empty: it has not.
         moves: Slices that have moved.
         messages: Orders of the controller to workers.
+        by_kind: Those, and what workers have said to it, by the name of the message. Its answer to
+            a heartbeat is in none.
     """
 
     state: str
@@ -70,3 +73,4 @@ class ProgramStats:
     checkpoint_error: str
     moves: int
     messages: int
+    by_kind: Mapping[str, int] = field(default_factory=dict)

@@ -18,7 +18,16 @@ from tests.support.lab.availability import missing
 
 BENCH_S = 900.0
 IN_NAMESPACES = {
-    *("allreduce", "disk_cache", "drain", "hot_pages", "raid", "sparse_lr", "spread"),
+    *(
+        "allreduce",
+        "disk_cache",
+        "drain",
+        "hot_pages",
+        "program_moves",
+        "raid",
+        "sparse_lr",
+        "spread",
+    ),
 }
 NEEDS = {"gather": redis.unavailable, "straggler": cgroup.unavailable}
 
