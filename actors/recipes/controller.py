@@ -34,8 +34,9 @@ from clamor_ray._recipes.progress.history import History
 from clamor_ray._recipes.progress.progress import ProgramProgress
 from clamor_ray._recipes.progress.rounds import RoundCounter
 from clamor_ray.actors.recipes.checkpoint_files import CheckpointFiles
+from clamor_ray.actors.recipes.peers import Peers
 from clamor_ray.actors.recipes.reservations import Reservations
-from clamor_ray.actors.recipes.settings import ProgramSettings
+from clamor_ray.actors.recipes.settings import CONTROLLER, ProgramSettings
 from clamor_ray.actors.recipes.staffing import Staff, Staffing
 from clamor_ray.actors.recipes.stats import Counters, ProgramStats, WorkerStats
 from clamor_ray.actors.recipes.workers import Key, Started, Workers
@@ -88,6 +89,8 @@ class RecipeController:
         self._session_s = time.monotonic()  # when it was last looked for
         self._asked_s = time.monotonic()  # when somebody last asked for partitions
         self._fresh: list[Started] = []  # they began when all others were lost
+        # Nothing depends on it: what goes there comes as an order, too.
+        self._peers = Peers(CONTROLLER, None, settings.secret, _unheard, _missed, logger.error)
         self._over = threading.Event()
         self._stops = False
         if ray_state.runtime_context().was_current_actor_reconstructed:
@@ -327,6 +330,7 @@ class RecipeController:
                 self._reservations.pause()
             for worker in lost:
                 self._workers.drop(worker)
+                self._peers.drop(worker)
             self._staffing.adjust()
             self._reservations.keep(self._workers.nodes().values())
             with self._guarded():
@@ -361,16 +365,20 @@ class RecipeController:
     def _cpus(self) -> dict[str, int]:
         return {each.node_id: each.n_threads for each in self._workers.all()}
 
-    def _add(self, node_id: str, n_cpus: int) -> None:
-        started = self._workers.add(node_id, n_cpus)
+    def _add(self, nodes: Mapping[str, int]) -> errors.ClamorError | None:
+        try:
+            started, failure = self._workers.add(list(nodes.items()))
+        except errors.ClamorError as refused:  # others have the CPUs
+            return refused
         with self._guarded():
             core = self._core
             assert core is not None
             if core.failure:  # see `_begin_again`
-                self._fresh.append(started)
+                self._fresh += started
             else:
-                core.join(started.name, started.address)
+                core.join_all({each.name: each.address for each in started})
             self._send()
+        return failure
 
     def _leave(self, node_id: str) -> None:
         with self._guarded():
@@ -592,6 +600,9 @@ class RecipeController:
             self._look_for_losses(self._core)
         if self._state == "failed":
             return []
+        for worker, envelope in self._core.take_hurried():
+            self._by_kind["hurried MapUpdate"] += 1
+            self._peers.send(worker, self._core.map.addresses[worker], envelope)
         sent = []
         packed: dict[int, _Packed] = {}  # one order goes to all
         for worker, order in self._core.take_outgoing():
@@ -603,6 +614,7 @@ class RecipeController:
                 sent.append(handle.order.remote(same))
         for worker in self._core.take_gone():
             self._workers.let_go(worker)
+            self._peers.drop(worker)
         return sent
 
     def _has_expired(self) -> bool:
@@ -664,6 +676,14 @@ class _Packed:
         if self._pickled is None:
             self._pickled = pickle.dumps(self._order, protocol=5)
         return pickle.loads, (self._pickled,)
+
+
+def _unheard(worker: str, message: Any) -> None:
+    raise AssertionError(f"nobody connects to the controller, but {worker}: {message!r}")
+
+
+def _missed(worker: str, why: str) -> None:
+    logger.info("worker %s hears of moves by orders alone: %s", worker, why)
 
 
 def _without_lines(tables: Tables) -> Any:

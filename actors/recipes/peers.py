@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pickle
 import queue
 import socket
 import threading
@@ -32,7 +31,7 @@ from multiprocessing.connection import (
 )
 from typing import Any, Final
 
-from clamor_ray._recipes.matching.pickling import pickled
+from clamor_ray.actors.recipes import frames
 
 logger = logging.getLogger("clamor_ray.recipes")
 
@@ -50,7 +49,7 @@ class Peers:
 
     Args:
         me: This worker's id.
-        host: The address of this node.
+        host: The address of this node; None: nobody connects to this end.
         secret: Of the program.
         received: (worker, message), in the order in which each worker has sent.
         lost: (worker, why).
@@ -60,7 +59,7 @@ class Peers:
     def __init__(
         self,
         me: str,
-        host: str,
+        host: str | None,
         secret: bytes,
         received: Callable[[str, Any], None],
         lost: Callable[[str, str], None],
@@ -71,16 +70,20 @@ class Peers:
         self._received = received
         self._lost = lost
         self._failed = failed
-        self._listener = Listener((host, 0), backlog=BACKLOG)
+        self._listener = None if host is None else Listener((host, 0), backlog=BACKLOG)
         self._queues: dict[str, queue.SimpleQueue[Any]] = {}
         self._open: set[Connection] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        threading.Thread(target=self._listen, name="recipes-listen", daemon=True).start()
+        if self._listener is not None:
+            threading.Thread(
+                target=self._listen, args=(self._listener,), name="recipes-listen", daemon=True
+            ).start()
 
     @property
     def address(self) -> Address:
         """Where others reach this one."""
+        assert self._listener is not None
         host, port = self._listener.address
         return str(host), int(port)
 
@@ -100,6 +103,13 @@ class Peers:
                 ).start()
         waiting.put(message)
 
+    def drop(self, worker: str) -> None:
+        """It gets nothing more: the connection to it ends, if there is one."""
+        with self._lock:
+            waiting = self._queues.pop(worker, None)
+        if waiting is not None:
+            waiting.put(None)
+
     def close(self) -> None:
         """Ends all connections. Idempotent."""
         with self._lock:
@@ -108,10 +118,11 @@ class Peers:
             self._closed.set()
             queues, self._queues = list(self._queues.values()), {}
             connections, self._open = list(self._open), set()
-        with contextlib.suppress(OSError):
-            # A blocked accept does not see that its socket is closed.
-            _unblock(self._listener)
-            self._listener.close()
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                # A blocked accept does not see that its socket is closed.
+                _unblock(self._listener)
+                self._listener.close()
         for waiting in queues:
             waiting.put(None)
         for connection in connections:
@@ -119,10 +130,10 @@ class Peers:
 
     # -- from others
 
-    def _listen(self) -> None:
+    def _listen(self, listener: Listener) -> None:
         while not self._closed.is_set():
             try:
-                connection = self._listener.accept()
+                connection = listener.accept()
             except (OSError, EOFError) as failure:
                 if self._closed.is_set():
                     return
@@ -147,12 +158,13 @@ class Peers:
             try:
                 deliver_challenge(connection, self._secret)
                 answer_challenge(connection, self._secret)
-                worker = str(pickle.loads(connection.recv_bytes()))
+                worker = connection.recv_bytes().decode()
             finally:
                 late.cancel()
-            while True:
-                for message in pickle.loads(connection.recv_bytes()):
-                    self._received(worker, pickle.loads(message))
+            with _socket_of(connection) as link:
+                while True:
+                    for message in frames.receive(link):
+                        self._received(worker, message)
         except Exception as failure:  # any: what was on it is not known
             if not self._closed.is_set() and worker is not None:
                 self._lost(worker, f"its connection ended: {failure!r}")
@@ -173,12 +185,10 @@ class Peers:
             self._lost_unless_closed(worker, f"it cannot be reached at {address}: {failure!r}")
             return
         try:
-            connection.send_bytes(pickle.dumps(self._me))
-            while True:
-                batch = _next_batch(waiting, self._failed)
-                if not batch:
-                    return
-                connection.send_bytes(pickle.dumps(batch, protocol=5))
+            connection.send_bytes(self._me.encode())
+            with _socket_of(connection) as link:
+                while batch := _next_batch(waiting, self._failed):
+                    frames.send(link, batch)
         except Exception as failure:  # any: the rest of the queue is not sent
             self._forget(worker, waiting)
             self._lost_unless_closed(worker, f"nothing can be sent to it: {failure!r}")
@@ -198,7 +208,7 @@ class Peers:
                     raise
                 time.sleep(PAUSE_S)
         # Small messages must not wait for those before them to be acknowledged.
-        with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        with _socket_of(connection) as same:
             same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
             if self._closed.is_set():
@@ -217,10 +227,12 @@ class Peers:
             self._lost(worker, why)
 
 
-def _next_batch(waiting: queue.SimpleQueue[Any], failed: Callable[[str], None]) -> list[bytes]:
+def _next_batch(
+    waiting: queue.SimpleQueue[Any], failed: Callable[[str], None]
+) -> list[frames.Pickled]:
     """Messages that wait, pickled: at least one, and some MiB, so that those that are whole are
     acknowledged before all have come. Empty: there are no more."""
-    batch: list[bytes] = []
+    batch: list[frames.Pickled] = []
     n_bytes = 0
     while n_bytes < BATCH_BYTES:
         try:
@@ -232,16 +244,21 @@ def _next_batch(waiting: queue.SimpleQueue[Any], failed: Callable[[str], None]) 
                 waiting.put(None)  # for the next call
             break
         try:
-            batch.append(pickled(message))
-            n_bytes += len(batch[-1])
+            batch.append(frames.pickled(message))
+            n_bytes += batch[-1].n_bytes
         except Exception as failure:  # any of the user's objects'
             failed(f"a partition, or a message, cannot be pickled: {failure!r}")
     return batch
 
 
+def _socket_of(connection: Any) -> socket.socket:
+    """Another descriptor of it."""
+    return socket.socket(fileno=os.dup(connection.fileno()))
+
+
 def _shut(connection: Any) -> None:
     """Ends its waits, on other threads too."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+    with contextlib.suppress(OSError), _socket_of(connection) as same:
         same.shutdown(socket.SHUT_RDWR)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+CONTROLLER: Final = "controller"  # its name, to its workers
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Staffing:
     Args:
         wanted: See `ProgramSettings.workers`.
         staff: Where they are; None: the program does not run.
-        add: Starts one on a node, where so many tasks run at once.
+        add: Starts one on each node, where so many tasks run at once; says why one did not.
         leave: The one on a node is to leave.
         drained: The nodes that `clamor.drain` drains, when the program begins.
     """
@@ -55,7 +55,7 @@ class Staffing:
         self,
         wanted: int | str | None,
         staff: Callable[[], Staff | None],
-        add: Callable[[str, int], object],
+        add: Callable[[Mapping[str, int]], errors.ClamorError | None],
         leave: Callable[[str], object],
         drained: Callable[[], Collection[str]],
     ) -> None:
@@ -156,14 +156,14 @@ class Staffing:
             is_enough = count is not None and len(staff.has - draining) >= count
             able: Mapping[str, int] = {} if is_enough and not raises else able_nodes()
             may = [node for node in able if self._again_s.get(node, 0.0) <= time.monotonic()]
-            for node in change(may, *staff, draining, count).come:
-                try:
-                    self._add(node, able[node])
-                except errors.ClamorError as failure:
-                    if raises:
-                        raise
-                    self._again_s[node] = time.monotonic() + AGAIN_S
-                    logger.warning("no worker on node %s: %s", node, failure)
+            come = change(may, *staff, draining, count).come
+            if come:
+                failure = self._add({node: able[node] for node in come})
+                if failure is not None and raises:
+                    raise failure
+                if failure is not None:
+                    self._again_s.update(dict.fromkeys(come, time.monotonic() + AGAIN_S))
+                    logger.warning("a worker has not begun: %s", failure)
             staff = self._staff()
             if staff is None:
                 return

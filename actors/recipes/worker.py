@@ -35,6 +35,7 @@ from clamor_ray._recipes.placement.messages import (
 )
 from clamor_ray.actors.recipes.peers import Address, Peers
 from clamor_ray.actors.recipes.run import Key, Owner, Run
+from clamor_ray.actors.recipes.settings import CONTROLLER
 from clamor_ray.actors.recipes.stats import Counters
 
 logger = logging.getLogger("clamor_ray.recipes")
@@ -222,7 +223,7 @@ class RecipeWorker:
         run.on_message(worker, envelope)
 
     def _on_lost(self, worker: str, why: str) -> None:
-        if not self._ends.is_set():
+        if worker != CONTROLLER and not self._ends.is_set():
             logger.warning("worker %s: %s", worker, why)
             self._controller.suspect.remote(worker, why)
 

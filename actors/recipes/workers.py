@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -133,20 +133,32 @@ class Workers:
                 logger.warning("a worker does not say what it has: %r", failure)
         return [each for each in found if each is not None]
 
-    def add(self, node_id: str, n_threads: int) -> Started:
-        """One more.
+    def add(
+        self, nodes: Sequence[tuple[str, int]]
+    ) -> tuple[list[Started], errors.ClamorError | None]:
+        """More of them, side by side.
 
         Args:
-            node_id: Ray's id of its node.
-            n_threads: Tasks that run there at once.
+            nodes: Ray's ids, and the tasks that run there at once.
+
+        Returns:
+            Those that have started, and why another one has not.
 
         Raises:
-            WaitTimeoutError, ProgramLostError: As `start`.
+            WaitTimeoutError: Others have the CPUs.
         """
-        wanted = {node_id: self._n_threads(n_threads)}
-        self._reservations.ask(node_id, wanted[node_id])
+        wanted = {node: self._n_threads(n) for node, n in nodes}
+        for node, n in wanted.items():
+            self._reservations.ask(node, n)
         self._reservations.wait(wanted, ADD_S)
-        return self._started(self._make(node_id, n_threads))
+        started: list[Started] = []
+        first = None
+        for made in [self._make(node, n) for node, n in nodes]:
+            try:
+                started.append(self._started(made))
+            except errors.ClamorError as failure:
+                first = first or failure
+        return started, first
 
     def drop(self, name: str) -> None:
         """It is lost: it may live, and have been too slow. Its CPUs are for who comes instead."""

@@ -133,6 +133,24 @@ def test_progress_while_it_runs_and_at_its_end(
     job.stop()
 
 
+def test_while_nothing_moves_the_controller_hears_heartbeats_alone(lab: LocalCluster) -> None:
+    program, total = slow_rounds(500)
+    job = program.run(schedule=[clamor.schedule.stragglers(100)])
+    before = job.stats().by_kind
+    until(lambda: job.stats().by_kind.get("Heartbeat", 0) > before.get("Heartbeat", 0) + 6, END_S)
+    after = job.stats().by_kind
+    assert {kind for kind in after if after[kind] != before.get(kind, 0)} == {"Heartbeat"}
+    assert after["Begin"] == N_NODES
+    job.move(program.datasets[0], 0, lab.node_ids[1])
+    job.move(program.datasets[0], 0, lab.node_ids[2])
+    until(lambda: job.stats().by_kind.get("Arrived", 0) > 0, END_S)
+    moved = job.stats().by_kind
+    assert moved["MapUpdate"] % N_NODES == 0  # each step to each worker
+    assert moved["hurried MapUpdate"] > 0
+    assert job.result(total, END_S) == sum_of_rounds(500)
+    job.stop()
+
+
 def test_it_grows_and_shrinks_while_it_runs(lab: LocalCluster) -> None:
     program, total = slow_rounds(400)
     job = program.run(workers=1)

@@ -248,6 +248,8 @@ class Cluster:
         for worker, order in self.controller.take_outgoing():
             if worker in self.nodes:
                 self.nodes[worker].orders.append(order)
+        for worker, envelope in self.controller.take_hurried():
+            self.fly("controller", worker, envelope)
         for worker in self.controller.take_gone():
             self.gone.append(worker)
             node = self.nodes.pop(worker)
@@ -260,10 +262,13 @@ class Cluster:
         """What a worker sends is on its way."""
         assert node.core is not None
         for to, envelope in node.core.take_outgoing():
-            if self.rng.random() < self.duplicates:
-                self.flying.append((node.name, to, copy.deepcopy(envelope)))
-            if self.rng.random() >= self.losses:
-                self.flying.append((node.name, to, copy.deepcopy(envelope)))
+            self.fly(node.name, to, envelope)
+
+    def fly(self, sender: str, to: str, envelope: Envelope) -> None:
+        if self.rng.random() < self.duplicates:
+            self.flying.append((sender, to, copy.deepcopy(envelope)))
+        if self.rng.random() >= self.losses:
+            self.flying.append((sender, to, copy.deepcopy(envelope)))
 
     def deliver(self, which: int) -> None:
         sender, to, envelope = self.flying.pop(which)

@@ -11,7 +11,7 @@ import pytest
 
 from clamor_ray import errors
 from clamor_ray._recipes.placement.checkpoints import Checkpoints, Phase
-from clamor_ray._recipes.placement.controller_core import ControllerCore
+from clamor_ray._recipes.placement.controller_core import HURRIED, ControllerCore
 from clamor_ray._recipes.placement.messages import (
     TERM,
     Arrived,
@@ -19,6 +19,7 @@ from clamor_ray._recipes.placement.messages import (
     Complete,
     Completed,
     Drained,
+    Envelope,
     Heartbeat,
     MapUpdate,
     Packet,
@@ -30,6 +31,7 @@ from clamor_ray._recipes.placement.messages import (
     Store,
     Whereabouts,
 )
+from clamor_ray._recipes.program.builder import Builder
 from tests.recipes.by_hand import POINTS, REDUCE, Placed, branch_program, reduce_program
 from tests.recipes.network import Cluster
 from tests.recipes.programs import random_program
@@ -62,6 +64,36 @@ def test_a_move_goes_to_all_workers_and_takes_the_partitions_along_that_are_toge
     update = MapUpdate(2, {(POINTS, 0): "w2"})
     assert controller.take_outgoing() == [(name, update) for name in WORKERS]
     assert controller.map.worker_of((POINTS, 0)) == "w2"
+    # Those that it concerns hear of it in advance.
+    told = Envelope(controller.run, 0, update)
+    assert controller.take_hurried() == [("w0", told), ("w2", told)]
+    assert controller.take_hurried() == []
+
+
+def test_nothing_of_an_earlier_run_is_hurried() -> None:
+    controller = controller_of()
+    controller.move(1, 0, "w2")
+    controller.on_lost("w1")
+    assert controller.take_hurried() == []
+
+
+def test_of_many_workers_none_is_told_in_advance() -> None:
+    n_workers = HURRIED + 1
+    program = Builder()
+    parts = program.dataset(range(n_workers))
+    program.stage(lambda t, part: None, reads=[parts])
+
+    def all_to_the_next(workers: Any, partitions: Any, leaving: Any) -> dict[Any, str]:
+        at = [row.worker for row in partitions]
+        return {(0, index): at[(index + 1) % n_workers] for index in range(n_workers)}
+
+    controller = ControllerCore(program.tables())
+    controller.begin({f"w{n}": "" for n in range(n_workers)})
+    controller.take_outgoing()
+    controller._functions = (all_to_the_next,)
+    controller.schedule()
+    assert len(controller.in_migration) == len(controller.take_outgoing()) == n_workers
+    assert controller.take_hurried() == []
 
 
 def test_to_move_what_moves_already_is_no_move() -> None:
@@ -216,6 +248,7 @@ def test_a_worker_that_has_left_stays_until_nobody_sends_to_it() -> None:
     assert controller is not None
     cluster.settle()
     controller.leave("w1")
+    cluster.blocks = lambda envelope: isinstance(envelope.content, MapUpdate)
     cluster.give_orders()
     slow = cluster.nodes["w0"]  # it hears nothing of this, and goes on to send there
     waiting, slow.orders = slow.orders, type(slow.orders)()
@@ -238,6 +271,22 @@ def test_a_new_worker_gets_slices_and_catches_up() -> None:
     cluster.until(lambda: controller.map.n_slices_of("w1") > 0)
     assert cluster.run_to_end() == plain(cluster.builder)
     assert any(node.name == "w1" for node in cluster.nodes.values())
+
+
+def test_workers_that_join_together_share_evenly() -> None:
+    program = Builder()
+    parts = program.dataset(range(16))
+    program.stage(lambda t, part: None, reads=[parts])
+    controller = ControllerCore(program.tables())
+    controller.begin({"w0": "", "w1": ""})
+    controller.take_outgoing()
+    controller.join_all({"w2": "", "w3": ""})
+    assert {controller.map.n_slices_of(f"w{n}") for n in range(4)} == {4}
+    of_first = [each for name, each in controller.take_outgoing() if name == "w0"]
+    assert [set(each.joined) for each in of_first] == [{"w2", "w3"}, set()]
+    with pytest.raises(errors.ProgramError, match="There is, or was, a worker w3"):
+        controller.join_all({"w4": "", "w3": ""})
+    assert "w4" not in controller.map.workers
 
 
 @pytest.mark.parametrize("noticed_by", ["a heartbeat", "an acknowledgement"])

@@ -44,7 +44,12 @@ class Packed:
     """
 
     stream: bytes
-    buffers: tuple[bytes, ...] = ()
+    buffers: tuple[bytes | memoryview, ...] = ()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """So that buffers are sent from where they are (`actors/recipes/frames.py`)."""
+        buffers = tuple(map(pickle.PickleBuffer, self.buffers)) if protocol >= 5 else self.buffers
+        return Packed, (self.stream, buffers)
 
     def value(self) -> Any:
         """The object. Its arrays may be changed."""

@@ -6,6 +6,7 @@ waits for nobody (Canary, section 5.2). While nothing moves it sends nothing.
     join_all, leave_all, move, schedule, checkpoint    what users and clusters ask for
     on_report, on_heartbeat, on_lost, tick     what happens
     take_outgoing                              orders for workers: each worker's, in this order
+    take_hurried                               steps of the map that go to some in advance
 
 A worker that leaves stays until its slices have gone and have come elsewhere, until nobody sends to
 it any more (`Parted`), and until what it has sent has come (`Drained`).
@@ -28,6 +29,7 @@ from clamor_ray._recipes.placement.messages import (
     Begin,
     Checkpoint,
     Drained,
+    Envelope,
     Heartbeat,
     Lost,
     MapUpdate,
@@ -268,6 +270,12 @@ class ControllerCore(Placing):
         going, self._outgoing = self._outgoing, []
         return going
 
+    def take_hurried(self) -> list[tuple[str, Envelope]]:
+        """What those that lose or get slices are told in advance, by any way that is fast: some of
+        the orders. It may be lost, come twice, and overtake orders."""
+        going, self._hurried = self._hurried, []
+        return going
+
     def take_gone(self) -> list[str]:
         """Workers that have left, and have nothing more: they may end."""
         return self._farewells.take_gone()
@@ -307,7 +315,7 @@ class ControllerCore(Placing):
         self._heartbeats.forget_all()
         self._agreement.forget_all()
         self._migrations.forget_all()
-        self._outgoing = []
+        self._outgoing, self._hurried = [], []
         self.leaving &= workers.keys()
         self._may_leave = set()
         if not workers.keys() - self.leaving:

@@ -15,6 +15,7 @@ from clamor_ray._recipes.placement.messages import (
     Decision,
     Decisions,
     Envelope,
+    MapUpdate,
     Packet,
     SliceCame,
 )
@@ -94,6 +95,7 @@ class Links:
                 None  # not acknowledged: one of a later run comes again, when this worker is there
             )
         content = envelope.content
+        assert not isinstance(content, MapUpdate), "no worker sends one"
         if isinstance(content, Ack):
             out = self._out.setdefault(sender, _Out())
             for number in content.numbers:

@@ -108,13 +108,15 @@ class Envelope:
 
     Args:
         run: The job's, counted: it begins again where a worker is lost. Others are dropped.
-        number: From 1, for each pair of workers: what comes twice counts once. 0: an `Ack`.
-        content: One of those above.
+        number: From 1, for each pair of workers: what comes twice counts once. 0: an `Ack`, or a
+            step of the map.
+        content: One of those above; or a step of the map, which the controller sends in advance to
+            those that have something to do by it. The same comes as an order.
     """
 
     run: int
     number: int
-    content: Packet | Decision | Decisions | SliceCame | Ack
+    content: Packet | Decision | Decisions | SliceCame | Ack | MapUpdate
 
 
 # -- from the controller to a worker, in this order and no other

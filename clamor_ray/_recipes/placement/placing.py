@@ -9,16 +9,25 @@ orders. So what comes at once is one step: workers that join, and workers that m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Final
 
 from clamor_ray._recipes.placement.farewells import Farewells
 from clamor_ray._recipes.placement.heartbeats import Heartbeats
-from clamor_ray._recipes.placement.messages import TERM, Begin, MapUpdate, Order, Slice
+from clamor_ray._recipes.placement.messages import (
+    TERM,
+    Begin,
+    Envelope,
+    MapUpdate,
+    Order,
+    Slice,
+)
 from clamor_ray._recipes.placement.migrations import Migrations
 from clamor_ray._recipes.placement.partition_map import PartitionMap
 from clamor_ray._recipes.placement.rows import checked, partition_rows, worker_rows
 from clamor_ray._recipes.placement.schedule import Schedule
 from clamor_ray._recipes.program.tables import Tables
+
+HURRIED: Final = 64  # of more workers at once the time is that of what moves
 
 
 class Placing:
@@ -41,6 +50,7 @@ class Placing:
         self._may_leave: set[str] = set()  # of those that leave: without slices
         self._heartbeats = Heartbeats(lost_after_s)
         self._outgoing: list[tuple[str, Order]] = []
+        self._hurried: list[tuple[str, Envelope]] = []
         self._members: frozenset[str] = frozenset()
         self._members_of = (0, 0, 0)  # the run, the version, and how many have left
 
@@ -115,10 +125,14 @@ class Placing:
             and worker not in self.leaving
             and self.map.worker_of(slice) != worker
         }
+        concerned = {self.map.worker_of(slice) for slice in moves} | set(moves.values())
         for slice in moves:
             self._migrations.begin(slice, self.map.worker_of(slice), self.map.version + 1)
         if moves:
-            self._push(moves)
+            update = self._push(moves)
+            if len(concerned) <= HURRIED:
+                told = Envelope(self.run, 0, update)
+                self._hurried += [(worker, told) for worker in sorted(concerned)]
 
     def _push(
         self,
@@ -127,7 +141,7 @@ class Placing:
         left: frozenset[str] = frozenset(),
         is_whole: bool = False,
         to: Set[str] | None = None,
-    ) -> None:
+    ) -> MapUpdate:
         """One step of the map. A whole one begins a term."""
         update = MapUpdate(
             version=self._next_version(is_whole),
@@ -138,6 +152,7 @@ class Placing:
         )
         self.map.apply(update)
         self._tell_all(update, to)
+        return update
 
     def _next_version(self, is_whole: bool = False) -> int:
         return (self.map.version // TERM + 1) * TERM if is_whole else self.map.version + 1

@@ -163,6 +163,10 @@ class WorkerCore:
 
     def on_message(self, sender: str, envelope: Envelope) -> None:
         """An envelope has come. Safe to call again."""
+        if isinstance(envelope.content, MapUpdate):
+            if envelope.run == self.run:
+                self.on_update(envelope.content)
+            return
         content = self._links.accept(sender, envelope)
         if isinstance(content, Decision | Decisions):
             self._learn_from(sender, content)
