@@ -40,6 +40,12 @@ def until(is_so: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
         time.sleep(LOOK_S)
 
 
+def say_end(folder: str) -> None:
+    """A round has ended."""
+    with Path(folder, "rounds").open("ab") as file:
+        file.write(_TIME.pack(time.monotonic()))
+
+
 class Watch:
     """A scheduling function that moves nothing: it says how many slices each worker has, or gets,
     when those before it have moved what they move."""
@@ -95,8 +101,7 @@ class Rounds:
 
         def end(t: Any, count: int) -> int:
             common.verify("tasks of a round", sum(t.recv()), n_partitions)
-            with Path(folder, "rounds").open("ab") as file:
-                file.write(_TIME.pack(time.monotonic()))
+            say_end(folder)
             return count + 1
 
         def is_over(t: Any, count: int) -> bool:
