@@ -105,11 +105,11 @@ def figures(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     found = {}
     if "straggler" in of:
         found["straggler"] = straggler(of["straggler"])
-        found["controller_messages"] = messages(of["straggler"])
     if "migrate" in of:
         found["migrate_ms"] = migrate_ms(of["migrate"])
     if "elastic" in of:
         found["elastic"] = elastic(of["elastic"])
+        found["controller_messages"] = messages(of["elastic"])
     return found
 
 

@@ -25,6 +25,7 @@ WAIT_S: Final = 90.0
 LOOK_S: Final = 0.02
 NODES: Final = 4
 WARM_ROUNDS: Final = 5
+SETTLE_S: Final = 60.0
 QUIET_CALLS: Final = 4  # of scheduling functions, in which nothing has moved
 NEAR: Final = 1.15  # a round at the full rate takes at most so many times their median
 IN_A_ROW: Final = 5
@@ -62,6 +63,23 @@ class Watch:
         at = {row.worker: list(slices.values()).count(row.worker) for row in workers}
         append(self.folder, "calls", {"s": time.monotonic(), "slices": at})
         return {}
+
+
+class Rebalance:
+    """`clamor.schedule.stragglers`, from the moment on that a node is slow: before, it would move
+    partitions for what the machine's other work does to a second."""
+
+    def __init__(self, folder: str, ratio: float) -> None:
+        import clamor_ray as clamor
+
+        self.folder = folder
+        self.move = clamor.schedule.stragglers(ratio)
+
+    def __call__(
+        self, workers: Sequence[Any], partitions: Sequence[Any], leaving: frozenset[str]
+    ) -> Mapping[tuple[int, int], str]:
+        is_on = any(Path(self.folder).glob("slow-*"))
+        return self.move(workers, partitions, leaving) if is_on else {}
 
 
 class Rounds:
@@ -146,13 +164,24 @@ class Rounds:
 
 @contextlib.contextmanager
 def running(
-    n_partitions: int, n_bytes: int, work_s: float, factor: float, **how: Any
+    n_partitions: int,
+    n_bytes: int,
+    work_s: float,
+    workers: int,
+    factor: float = 1.0,
+    ratio: float | None = None,
 ) -> Iterator[tuple[Rounds, Any]]:
-    """A program of rounds, and its job, that is stopped at the end. `how`: of `Program.run`."""
+    """A program of rounds, and its job, that is stopped at the end.
+
+    Args:
+        n_partitions, n_bytes, work_s, factor: See `Rounds`.
+        workers: Nodes.
+        ratio: Of `Rebalance`; None: nothing is moved for the sake of speed.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-rounds-") as folder:
         rounds = Rounds(folder, n_partitions, n_bytes, work_s, factor)
-        schedule = [*how.pop("schedule", ()), Watch(folder)]
-        job = rounds.program.run(cpus=1, schedule=schedule, **how)
+        schedule = [] if ratio is None else [Rebalance(folder, ratio)]
+        job = rounds.program.run(cpus=1, workers=workers, schedule=[*schedule, Watch(folder)])
         try:
             rounds.more(WARM_ROUNDS)
             yield rounds, job
@@ -188,17 +217,11 @@ def best_ratio(n_partitions: int, n_nodes: int, factor: float) -> float:
 
 
 def straggler(session: Any, number: int) -> dict[str, Any]:
-    """One of four nodes becomes slow, and `clamor.schedule.stragglers` moves partitions."""
-    import clamor_ray as clamor
-
+    """One of four nodes becomes slow, and partitions are moved."""
     options = session.options
     n = NODES * options.partitions
-    schedule = [clamor.schedule.stragglers(options.ratio)]
-    with running(n, 4096, options.work_s, options.factor, workers=NODES, schedule=schedule) as (
-        rounds,
-        job,
-    ):
-        messages = stable_messages(job, options.stable_s)
+    how = {"factor": options.factor, "ratio": options.ratio}
+    with running(n, 4096, options.work_s, NODES, **how) as (rounds, job):
         before_s = median_s(rounds.more(options.rounds))
         nodes = [each.node_id for each in job.stats().workers if each.node_id != session.nodes[0]]
         slow = session.nodes.index(nodes[number % len(nodes)])
@@ -212,11 +235,13 @@ def straggler(session: Any, number: int) -> dict[str, Any]:
             each["s"] for each in rounds.calls() if each["s"] > slowed_s and each["slices"] != even
         )
 
-        def is_quiet() -> bool:
+        def is_settled() -> bool:
+            if time.monotonic() > slowed_s + SETTLE_S:
+                return True  # what the machine does besides makes it move one to and fro
             last = [each["slices"] for each in rounds.calls()[-QUIET_CALLS - 1 :]]
             return all(each == last[0] for each in last)
 
-        until(is_quiet)
+        until(is_settled)
         settled = rounds.calls()[-1]["slices"]
         settled_s = next(each["s"] for each in rounds.calls() if each["slices"] == settled)
         after_s = median_s(rounds.more(options.rounds))
@@ -235,7 +260,6 @@ def straggler(session: Any, number: int) -> dict[str, Any]:
         "slices": sorted(settled.values()),
         "settled_after_s": settled_s - slowed_s,
         "best_ratio": best_ratio(n, NODES, options.factor),
-        "messages": messages,
         "rounds": n_rounds,
     }
 
@@ -252,7 +276,7 @@ def elastic(session: Any, number: int) -> dict[str, Any]:
     """2 to 4 to 2 nodes while it runs."""
     options = session.options
     n, n_bytes = NODES * options.partitions, options.partition_bytes
-    with running(n, n_bytes, options.work_s, 1.0, workers=NODES // 2) as (rounds, job):
+    with running(n, n_bytes, options.work_s, NODES // 2) as (rounds, job):
         two_s = [median_s(rounds.more(options.rounds))]
         first = len(rounds.ends_s())
         asked_s = time.monotonic()
@@ -263,6 +287,7 @@ def elastic(session: Any, number: int) -> dict[str, Any]:
         full_s = full_from(
             [each for each in spans(rounds.ends_s()[first:]) if each[1] > asked_s], four_s
         )
+        messages = stable_messages(job, options.stable_s)
         n_moved = job.stats().moves
         has = [session.nodes.index(each.node_id) for each in job.stats().workers]
         left_s = time.monotonic()
@@ -284,6 +309,7 @@ def elastic(session: Any, number: int) -> dict[str, Any]:
         "link_s": link_s,
         "gone_s": gone_s - left_s,
         "moves": n_moved,
+        "messages": messages,
         "rounds": n_rounds,
     }
 
