@@ -11,7 +11,7 @@ import pytest
 
 from clamor_ray import errors
 from clamor_ray._recipes.placement.checkpoints import Checkpoints, Phase
-from clamor_ray._recipes.placement.controller_core import HURRIED, ControllerCore
+from clamor_ray._recipes.placement.controller_core import ControllerCore
 from clamor_ray._recipes.placement.messages import (
     TERM,
     Arrived,
@@ -31,6 +31,7 @@ from clamor_ray._recipes.placement.messages import (
     Store,
     Whereabouts,
 )
+from clamor_ray._recipes.placement.placing import HURRIED
 from clamor_ray._recipes.program.builder import Builder
 from tests.recipes.by_hand import POINTS, REDUCE, Placed, branch_program, reduce_program
 from tests.recipes.network import Cluster
