@@ -231,7 +231,7 @@ program = clamor.Program()
 n = program.dataset([0] * 3)
 with program.loop(max=10**12):
     program.stage(lambda t, n: n + 1, writes=[n])
-job = program.run()
+job = program.run(reserve=False)
 print(*(each.pid for each in job.stats().workers), flush=True)
 """
 
@@ -285,7 +285,7 @@ def test_what_was_published_and_is_lost_is_made_again(lab: LocalCluster) -> None
 def test_nodes_that_come_and_nodes_that_ray_drains(lab: LocalCluster) -> None:
     """One node more is there at its end."""
     program, _, total = rounds(800)
-    job, fixed = program.run(workers="all"), rounds(10**6)[0].run(workers=2)
+    job, fixed = program.run(workers="all"), rounds(10**6)[0].run(workers=2, reserve=False)
     at = nodes_of(fixed)
     index = lab.add_node(num_cpus=1)
     new = lab.node_ids[index]
