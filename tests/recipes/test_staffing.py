@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -75,12 +76,16 @@ class World:
     def _staff(self) -> Staff:
         return Staff(frozenset(self.has), frozenset())
 
-    def _add(self, node: str, n_cpus: int) -> None:
-        self.begun.append(node)
-        if node in self.fails:
-            raise errors.WaitTimeoutError("it did not start")
-        assert n_cpus == self.able[node]
-        self.has.add(node)
+    def _add(self, nodes: Mapping[str, int]) -> errors.ClamorError | None:
+        failure = None
+        for node, n_cpus in nodes.items():
+            self.begun.append(node)
+            assert n_cpus == self.able[node]
+            if node in self.fails:
+                failure = errors.WaitTimeoutError("it did not start")
+            else:
+                self.has.add(node)
+        return failure
 
 
 def test_it_begins_off_drained_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
