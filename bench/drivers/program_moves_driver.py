@@ -28,6 +28,7 @@ EIGHT = 8
 AT_HOME_S = 0.5e-3  # a task
 ELSEWHERE_S = 20e-3  # where nothing is measured until all have come back
 HEAD = 4  # words of a partition that tasks write: rounds, host, end of the last one, news
+HEARD_S = 2.0  # until the controller has heard that all have come: by a heartbeat, at the latest
 MS_PER_S = 1e3
 
 
@@ -172,6 +173,7 @@ class Session:
         n = parts.n_partitions
         at = {each["index"]: each["host"] for each in lines(folder, "came")}
         away = [index for index in range(n) if at.get(index) != home]
+        time.sleep(HEARD_S)  # while the controller thinks that it moves, it moves nowhere else
         asked_ns = time.monotonic_ns()
         for index in away:
             job.move(parts, index, self.nodes[HOME])
