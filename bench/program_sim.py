@@ -144,9 +144,13 @@ def scaled(n: int, costs: Costs) -> dict[str, Any]:
     begin = now()
     gc.collect()
     gc.disable()  # else it looks through all workers, within calls that are measured
+    alone = Simulation(World(n), costs)  # no function moves anything
+    alone.begin()
+    record: dict[str, Any] = {"workers": n, "steady": steady(alone)}
+    del alone
     simulation = Simulation(World(n), costs, [stragglers()])
     simulation.begin()
-    record: dict[str, Any] = {"workers": n, "steady": steady(simulation)}
+    rounds_of(simulation, WARM)
     note(f"{n} workers: {record['steady']}")
     record["straggler"] = straggler(simulation)
     note(f"{n} workers, a straggler: {record['straggler']}")
