@@ -365,8 +365,16 @@ class WorkerCore:
             else:
                 away.setdefault(worker, {})[index] = each
         for worker, part in away.items():
-            packet = Packet(number, group, sender, self.map.version, messages=part)
-            self._links.send(worker, packet)
+            self._links.send(
+                worker,
+                Packet(
+                    number=number,
+                    group=group,
+                    sender=sender,
+                    version=self.map.version,
+                    messages=part,
+                ),
+            )
 
     def _place(self, came: SliceCame) -> None:
         slice = (came.group, came.index)
