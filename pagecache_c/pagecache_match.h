@@ -105,6 +105,12 @@ int pc_match_set_takers(pc_matcher *matcher, uint32_t n);
 /* took_ns: of each one's function, for pc_match_tallies; NULL: nobody has measured. */
 int pc_match_finish(pc_matcher *matcher, const struct pc_match_ready *tasks, const uint64_t *took_ns,
                     uint64_t n);
+/* Tasks have run: what they have sent goes to the next stage's tasks, as by pc_match_close_all without `away`,
+ * and they end, as by pc_match_finish. Messages of the i-th are from first_sent[i] on, up to first_sent[i + 1].
+ * *n_done of them are done, also after a failure; the call may be made again with the others. */
+int pc_match_end(pc_matcher *matcher, const struct pc_match_ready *tasks, const uint64_t *took_ns,
+                 uint64_t n, const struct pc_match_sent *sent, const uint64_t *first_sent,
+                 const void *data, uint64_t data_bytes, uint64_t *n_done);
 /* Group, index, tasks that have run here and nanoseconds in their functions, of each slice that any has run
  * on. Returns how many slices; writes up to capacity of them. */
 int64_t pc_match_tallies(pc_matcher *matcher, uint64_t *out, uint64_t capacity);

@@ -190,6 +190,33 @@ class MatcherHandle(_Handle):
         times = c.ffi.NULL if took_ns is None else c.ffi.from_buffer("uint64_t[]", took_ns)
         checked(self._call(c.lib.pc_match_finish, rows, times, len(tasks) // 3))
 
+    def end(
+        self,
+        tasks: array[int],
+        took_ns: array[int],
+        sent: array[int],
+        first_sent: array[int],
+        data: bytes,
+    ) -> tuple[int, int]:
+        """
+        Args:
+            tasks: Rows of `struct pc_match_ready`.
+            took_ns: Of each one's function.
+            sent: Rows of `struct pc_match_sent`, by task.
+            first_sent: Where those of each task begin, and where all end.
+            data: The messages' bytes.
+
+        Returns:
+            How many are done, and what `checked` is for.
+        """
+        done = c.ffi.new("uint64_t *")
+        rows = c.ffi.from_buffer("struct pc_match_ready[]", tasks)
+        times = c.ffi.from_buffer("uint64_t[]", took_ns)
+        firsts = c.ffi.from_buffer("uint64_t[]", first_sent)
+        arguments = (rows, times, len(took_ns), _sent(sent)[0], firsts, data, len(data), done)
+        code = self._call(c.lib.pc_match_end, *arguments)
+        return done[0], code
+
     def tallies(self) -> list[tuple[int, ...]]:
         """Group, index, tasks and nanoseconds of slices."""
         capacity = 1024

@@ -69,6 +69,39 @@ PC_API int pc_match_finish(pc_matcher *m, const struct pc_match_ready *tasks, co
     return rc;
 }
 
+PC_API int pc_match_end(pc_matcher *m, const struct pc_match_ready *tasks, const uint64_t *took_ns,
+                        uint64_t n, const struct pc_match_sent *sent, const uint64_t *first_sent,
+                        const void *data, uint64_t data_bytes, uint64_t *n_done)
+{
+    *n_done = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t first = first_sent[i], n_sent = first_sent[i + 1] - first;
+        int rc = pc__match_check_sent(sent + first, n_sent, data, data_bytes, UINT32_MAX);
+        if (rc)
+            return rc;
+    }
+    int rc = pc__match_lock(m);
+    if (rc)
+        return rc;
+    for (; *n_done < n && !rc; *n_done += !rc) {
+        const struct pc_match_ready *task = &tasks[*n_done];
+        uint64_t first = first_sent[*n_done], n_sent = first_sent[*n_done + 1u] - first;
+        if (!pc__match_running(m, task)) {
+            rc = PC_ERR_RANGE;
+        } else if (pc__match_stage(m, pc__match_instance(m, task->number)->stage)->sends) {
+            int64_t away = pc__match_send_all(m, task, sent + first, n_sent, data, NULL);
+            rc = away < 0 ? (int)away : PC_OK;
+        } else if (n_sent) {
+            rc = pc__fail(PC_ERR_RANGE, "task %llu of stage number %llu sends, and its stage does not",
+                          (unsigned long long)task->index, (unsigned long long)task->number);
+        }
+        if (!rc)
+            rc = pc__match_ended(m, task, took_ns[*n_done]);
+    }
+    pc__match_unlock(m);
+    return rc;
+}
+
 PC_API int64_t pc_match_tallies(pc_matcher *m, uint64_t *out, uint64_t capacity)
 {
     int rc = pc__match_lock(m);

@@ -67,7 +67,7 @@ def test_executors_at_once_give_the_plain_answer(by: Callable[[Any, int], None])
     try:
         by(jobs, 3)
         assert [job.result() for job in jobs] == expected
-        assert [job.matcher.heap_used_bytes for job in jobs] == [0] * len(jobs)
+        assert [job.left_bytes() for job in jobs] == [0] * len(jobs)
     finally:
         for job in jobs:
             job.close()
@@ -116,6 +116,33 @@ def test_the_outbox_is_emptied_in_parts(make: Make) -> None:
         (sender, index) for sender in range(40) for index in range(300)
     ]
     assert all(each.messages == [message] for each in found)
+
+
+def test_many_tasks_end_in_one_call(make: Make) -> None:
+    """What finds no room has not ended, and ends when it is told again; what is wrong is named."""
+    p = Builder()
+    x, v = p.dataset(range(4)), p.value(0)
+    p.stage(lambda t, x: t.send(0, x), reads=[x], sends=True)
+    p.stage(lambda t, v: sum(t.recv()), writes=[v], receives=True)
+    matcher = make(p.tables(), heap_bytes=64 << 10)
+    for index in range(4):
+        matcher.add(0, index, fresh(0))
+    matcher.add(1, 0, fresh(1))
+    tasks = matcher.take(8)
+    sent = [{0: [b"a", b"b"]}, {}, {0: [b"x" * 100_000]}, {0: [b"d"]}]
+    assert matcher.end(tasks, [10, 20, 30, 40], sent) == 2
+    assert matcher.tallies() == {(0, 0): (1, 10), (0, 1): (1, 20)}
+    with pytest.raises(errors.RangeError):
+        matcher.end(tasks[:1], [1], [{}])  # it has ended
+    with pytest.raises(errors.RangeError):
+        matcher.end(tasks[2:], [1, 1], [{1: [b"nobody"]}, {}])
+    assert matcher.end(tasks[2:], [30, 40], [{0: [b"c"]}, {0: [b"d"]}]) == 2
+    (last,) = matcher.take(8)
+    assert matcher.messages(last) == [b"a", b"b", b"c", b"d"]
+    with pytest.raises(errors.RangeError, match="sends, and its stage does not"):
+        matcher.end([last], [1], [{0: [b"to nobody"]}])
+    assert matcher.end([last], [1], [{}]) == 1
+    assert matcher.is_complete
 
 
 def test_a_full_heap_says_so_and_goes_on(make: Make) -> None:

@@ -23,6 +23,7 @@ from clamor_ray._recipes.program.tables import StageInfo, Tables
 
 BATCH_NS: Final = 1_000_000  # of tasks that are taken at once: others wait for them so long
 MOST: Final = 256
+KNOWN: Final = 4096  # stages whose next one is remembered
 KERNELS: Final = 64  # that are run at once
 ROOM_S: Final = 60.0  # a task waits so long for room for its messages
 PAUSE_S: Final = 0.005
@@ -85,9 +86,11 @@ class Executor:
                 matcher.set_kernel(stage, function.address())
                 self._has_kernels = True
         self._most = 1
+        self._usual_ns: dict[int, int] = {}  # of a stage's tasks
         self._done: list[ReadyTask] = []  # have run, and the matcher does not know it
         self._took_ns: list[int] = []
-        self.runs: ReadyTask | None = None  # for who asks what hangs
+        self._sent: list[dict[int, list[bytes]]] = []  # of each of those
+        self._next: dict[int, int] = {}  # see `_n_next`
 
     def run(self, timeout_s: float, ends: threading.Event | None = None) -> None:
         """Some tasks, if any may run within a time.
@@ -101,21 +104,30 @@ class Executor:
             ClosedError: The matcher was stopped.
             MemberLostError: A process of the node has died in the matcher.
         """
-        try:
-            for task in self._take(timeout_s):
-                began_ns = time.perf_counter_ns()
-                self.runs = task
-                self._run_one(task, ends)
-                if ends is not None and ends.is_set():
-                    return
-                self._took_ns.append(time.perf_counter_ns() - began_ns)
-                self._done.append(task)
-        finally:
-            self.runs = None
+        tasks = self._take(timeout_s)
+        ended_ns = began_ns = time.perf_counter_ns()
+        for task in tasks:
+            self._run_one(task, ends)
+            if ends is not None and ends.is_set():
+                return
+            now_ns = time.perf_counter_ns()
+            self._note(task.stage, now_ns - began_ns)
+            self._done.append(task)
+            began_ns = now_ns
+            if now_ns - ended_ns > BATCH_NS:  # others may wait for these
+                self._end(ends)
+                ended_ns = began_ns = time.perf_counter_ns()
         if self._done:
-            each_ns = max(1, sum(self._took_ns) // len(self._done))
-            self._most = max(1, min(MOST, BATCH_NS // each_ns))
-            self._finish()
+            self._end(ends)
+
+    def _note(self, stage: int, took_ns: int) -> None:
+        """As many are taken at once as are short, all of them: what an executor has taken no other
+        one can run."""
+        self._took_ns.append(took_ns)
+        usual_ns = self._usual_ns.get(stage, took_ns)
+        self._usual_ns[stage] = (3 * usual_ns + took_ns) // 4
+        longest_ns = max(1, *self._usual_ns.values())
+        self._most = max(1, min(MOST, BATCH_NS // longest_ns))
 
     def _take(self, timeout_s: float) -> list[ReadyTask]:
         if not self._has_kernels:
@@ -126,17 +138,28 @@ class Executor:
             stage = self._tables.stages[failure.task.stage]
             raise TaskFailed(failure_of(stage, failure.task, failure)) from None
 
-    def _finish(self) -> None:
-        done, took_ns = self._done, self._took_ns
-        self._done, self._took_ns = [], []
-        self._matcher.finish(done, took_ns)
+    def _end(self, ends: threading.Event | None) -> None:
+        """Those that have run end, in one call. Messages that find no room are tried again: what
+        has ended may make some."""
+        deadline = time.monotonic() + ROOM_S
+        while self._done:
+            n = self._matcher.end(self._done, self._took_ns, self._sent)
+            del self._done[:n], self._took_ns[:n], self._sent[:n]
+            if not self._done:
+                return
+            if ends is not None and ends.is_set():
+                return
+            if time.monotonic() >= deadline:
+                raise errors.NoSpaceError(
+                    f"For {ROOM_S:g} s there was no room for the messages of a task.",
+                    hint="Use more nodes (job.scale), or send less at a time.",
+                )
+            time.sleep(PAUSE_S)
 
     def _run_one(self, task: ReadyTask, ends: threading.Event | None) -> None:
         stage = self._tables.stages[task.stage]
         matcher = self._matcher
-        n_next = None
-        if stage.sends and (following := matcher.next_stage(task.number)) is not None:
-            n_next = self._tables.stages[following].n_tasks
+        n_next = self._n_next(task.number) if stage.sends else None
         received = matcher.messages(task) if stage.receives else ()
         try:
             values = self._partitions.values(stage, task.index)
@@ -150,22 +173,20 @@ class Executor:
             raise
         except BaseException as failure:  # any, also SystemExit: it is the user's function's
             raise TaskFailed(failure_of(stage, task, failure)) from None
-        if stage.sends:
-            self._send(task, ran.sent)
+        self._sent.append(ran.sent)
         if ran.decision is not None:
             matcher.answer(task.number, ran.decision)
 
-    def _send(self, task: ReadyTask, sent: dict[int, list[bytes]]) -> None:
-        deadline = time.monotonic() + ROOM_S
-        while True:
-            try:
-                self._matcher.send_all(task, sent)
-                return
-            except errors.NoSpaceError:
-                if time.monotonic() >= deadline:
-                    raise
-                self._finish()  # what waits for those may make room
-                time.sleep(PAUSE_S)
+    def _n_next(self, number: int) -> int | None:
+        """How many tasks the stage behind a number has. That never changes."""
+        if number not in self._next:
+            following = self._matcher.next_stage(number)
+            if following is None:
+                return None
+            if len(self._next) >= KNOWN:
+                self._next.clear()
+            self._next[number] = self._tables.stages[following].n_tasks
+        return self._next[number]
 
 
 def failure_of(stage: StageInfo, task: ReadyTask, failure: BaseException) -> StageFailure:

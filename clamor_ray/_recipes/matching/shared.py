@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from clamor_ray._native.matcher import ANY, CLOSING, OUTGOING, MatcherHandle
+from clamor_ray._native.base import PC_ERR_NO_SPACE
+from clamor_ray._native.matcher import ANY, CLOSING, OUTGOING, MatcherHandle, checked
 from clamor_ray._recipes.matching.matcher import WINDOW, ReadyTask
 from clamor_ray._recipes.matching.packing import pack_state, unpack_state
 from clamor_ray._recipes.matching.state import SliceState
@@ -222,6 +223,41 @@ class SharedMatcher:
         if flat:
             self._c.finish(flat, None if took_ns is None else array("Q", took_ns))
 
+    def end(
+        self,
+        tasks: Sequence[ReadyTask],
+        took_ns: Sequence[int],
+        sent: Sequence[Mapping[int, list[bytes]]],
+    ) -> int:
+        """`send_all` and `finish` of many tasks in one call. Where one's messages find no room, it
+        and those behind it have not ended.
+
+        Args:
+            tasks: That have run.
+            took_ns: Of each one's function.
+            sent: Of each one, by receiver; empty: it has sent nothing, or its stage does not.
+
+        Returns:
+            How many have ended.
+
+        Raises:
+            RangeError: One does not run, or sends to nobody. Those before it have ended.
+        """
+        rows: array[int] = array("Q")
+        firsts, pieces, end_bytes = array("Q", [0]), [], 0
+        for each in sent:
+            if each:
+                own, data = _packed(each, end_bytes)
+                rows += own
+                pieces.append(data)
+                end_bytes += len(data)
+            firsts.append(len(rows) // 3)
+        flat = array("Q", chain.from_iterable(tasks))
+        n_done, code = self._c.end(flat, array("Q", took_ns), rows, firsts, b"".join(pieces))
+        if code != PC_ERR_NO_SPACE:
+            checked(code)
+        return n_done
+
     def tallies(self) -> dict[tuple[int, int], tuple[int, int]]:
         """Group and index of slices -> tasks that have run on them here, and nanoseconds in their
         functions."""
@@ -365,12 +401,13 @@ class SharedMatcher:
         return _unpacked(self._c.take_outgoing())
 
 
-def _packed(sent: Mapping[int, Sequence[bytes]]) -> tuple[array[int], bytes]:
-    """Rows of receiver, offset and length, by receiver; and the bytes, the same object once."""
+def _packed(sent: Mapping[int, Sequence[bytes]], begin: int = 0) -> tuple[array[int], bytes]:
+    """Rows of receiver, offset and length, by receiver; and the bytes, the same object once.
+    Offsets count from `begin`."""
     rows: list[int] = []
     pieces: list[bytes] = []
     seen: dict[int, int] = {}
-    end = 0
+    end = begin
     for to in sorted(sent):
         for message in sent[to]:
             offset = seen.get(id(message))
