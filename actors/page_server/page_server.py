@@ -49,7 +49,7 @@ from clamor_ray._protocol.messages import (
     StoreState,
 )
 from clamor_ray._protocol.names import server_id_of
-from clamor_ray._protocol.ray_state import GONE
+from clamor_ray._protocol.ray_state import GONE, was_restarted
 from clamor_ray._protocol.registry_client import RegistryClient
 from clamor_ray._protocol.rpc import pack, unpack
 from clamor_ray.actors.lost_homes.repairs import Staged
@@ -68,7 +68,6 @@ from clamor_ray.actors.page_server.room import (
     cache_disk_bytes,
     disk_directory,
     node_room,
-    was_restarted,
 )
 from clamor_ray.actors.page_server.server_core import ServerCore
 from clamor_ray.actors.process import (

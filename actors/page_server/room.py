@@ -6,8 +6,6 @@ import logging
 import os
 from collections.abc import Collection
 
-import ray
-
 from clamor_ray import errors
 from clamor_ray._native import client as _native
 from clamor_ray._native.engine import Engine
@@ -18,6 +16,7 @@ from clamor_ray._objects.memory import (
     memory_bytes,
 )
 from clamor_ray._protocol.messages import HomeUse, NodeRoom, ServerConfig
+from clamor_ray._protocol.ray_state import was_restarted
 from clamor_ray.actors.process.journals import session_directory
 
 logger = logging.getLogger("clamor_ray.page_server")
@@ -57,11 +56,6 @@ def cache_bytes(config: ServerConfig, node_id: str) -> int:
 
 class NoDirectory(errors.ServerUnavailableError):
     """What does not fit into memory has no place to go."""
-
-
-def was_restarted() -> bool:
-    """Whether this page server has served before, in another process."""
-    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def disk_directory(setting: str, said: str) -> str:

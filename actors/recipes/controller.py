@@ -93,7 +93,7 @@ class RecipeController:
         self._peers = Peers(CONTROLLER, None, settings.secret, _unheard, _missed, logger.error)
         self._over = threading.Event()
         self._stops = False
-        if ray_state.runtime_context().was_current_actor_reconstructed:
+        if ray_state.was_restarted():
             self._take_over()
 
     def _take_over(self) -> None:

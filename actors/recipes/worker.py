@@ -224,7 +224,7 @@ class RecipeWorker:
 
     def _on_lost(self, worker: str, why: str) -> None:
         if worker != CONTROLLER and not self._ends.is_set():
-            logger.warning("worker %s: %s", worker, why)
+            logger.info("worker %s: %s", worker, why)  # also at the program's end: one is first
             self._controller.suspect.remote(worker, why)
 
     def _report(self, reports: list[Report]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import socket
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -57,6 +58,13 @@ def cluster_ends_with_process() -> bool:
     """Whether this process has started the cluster, so that `ray.shutdown()` ends it."""
     node = ray._private.worker._global_node
     return node is not None and bool(node.is_head())
+
+
+def was_restarted() -> bool:
+    """Whether this actor has lived before, in another process."""
+    with warnings.catch_warnings():  # Ray's property calls one that Ray calls deprecated
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def alive_nodes() -> set[str]:
