@@ -72,7 +72,7 @@ int pc_match_shut(pc_matcher *matcher);
 /* No call may run, or begin. The matcher lives until all handles and descriptors are closed. */
 int pc_match_close_handle(pc_matcher *matcher);
 /* As pc_match_close_handle, at the end of a job: the heap's memory goes back to the kernel, whoever has it
- * mapped, and no process may call anything more. This process's mapping stays, for objects may point into it:
+ * mapped, and calls of other processes end with PC_ERR_CLOSED. This process's mapping stays, for objects may point into it:
  * they have zeros now. */
 int pc_match_discard(pc_matcher *matcher);
 /* The waits of all processes end with PC_ERR_CLOSED, those that come too. */

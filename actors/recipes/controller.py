@@ -109,9 +109,12 @@ class RecipeController:
             self._state = "running"
             self._run, self._known = self._core.run, self._core.members
             self._send()
-        self._staffing.take_over(len(found))
-        self._reservations.take_over()
-        self._reservations.resume(self._cpus())
+        try:
+            self._staffing.take_over(len(found))
+            self._reservations.take_over()
+            self._reservations.resume(self._cpus())
+        except Exception as failure:  # any of Ray's: an actor that raises here is not made again
+            logger.warning("what was reserved and drained before is not known: %r", failure)
         self._look_on()
 
     @ray.method(concurrency_group="calls")
@@ -250,7 +253,7 @@ class RecipeController:
             if node_id is not None:
                 self._history.heard(node_id, heartbeat.seconds, now_s)
             self._history.sample(lambda: core.done, now_s)
-        if core.is_complete and self._state == "running":
+        if core.is_complete and not core.failure and self._state == "running":
             self._end("ended")
         return floor
 
@@ -262,8 +265,10 @@ class RecipeController:
 
     @ray.method(concurrency_group="calls")
     def broken(self, worker: str, why: str) -> None:
-        """A process of a worker has died: what ran there is lost, and another worker comes."""
-        self._on_end_of(worker, why)
+        """A process of a worker has died: what ran there is lost, and another worker comes. What a
+        program that has ended made is there still."""
+        if self._state == "running":
+            self._on_end_of(worker, why)
 
     @ray.method(concurrency_group="calls")
     def failed(self, failure: StageFailure) -> None:
@@ -290,7 +295,8 @@ class RecipeController:
         """A worker is lost."""
         with self._guarded():
             self._why[worker] = why
-            if self._state == "ended" and self._failure is None:
+            has_some = self._core is not None and self._core.map.n_slices_of(worker) > 0
+            if self._state == "ended" and has_some and self._failure is None:
                 self._failure = errors.ProgramLostError(
                     f"Worker {worker} is lost ({why}), and what it had of the result."
                 )
@@ -331,8 +337,11 @@ class RecipeController:
             for worker in lost:
                 self._workers.drop(worker)
                 self._peers.drop(worker)
-            self._staffing.adjust()
-            self._reservations.keep(self._workers.nodes().values())
+            try:
+                self._staffing.adjust()
+                self._reservations.keep(self._workers.nodes().values())
+            except Exception as failure:  # any of Ray's: its GCS may be restarting
+                logger.warning("no worker has begun in place of %s: %r", list(lost), failure)
             with self._guarded():
                 if self._state == "running" and self._core is not None and self._core.failure:
                     self._begin_again(self._core)
@@ -406,6 +415,8 @@ class RecipeController:
         self._staffing.drain(node_id)
         with self._lock:
             core = self._core
+            if self._state == "starting":
+                return f"program {self._settings.name} (it begins)"  # it may have chosen the node
             if self._state == "failed" or core is None:
                 return ""  # its workers end
             there = [name for name, node in self._workers.nodes().items() if node == node_id]
@@ -450,11 +461,18 @@ class RecipeController:
 
     @ray.method(concurrency_group="calls")
     def partitions(self, dataset: int) -> list[Any]:
-        """References to the partitions of a dataset, by index."""
-        return [
-            self._workers.handle(worker).partition.remote(dataset, index)
-            for index, worker in enumerate(self._workers_of(dataset))
-        ]
+        """References to the partitions of a dataset, by index.
+
+        Raises:
+            ProgramError: One moves.
+        """
+        found = []
+        for index, worker in enumerate(self._workers_of(dataset)):
+            handle = self._workers.handle(worker)
+            if handle is None:
+                raise errors.ProgramError(f"Partition {index} of dataset {dataset} moves.")
+            found.append(handle.partition.remote(dataset, index))
+        return found
 
     @ray.method(concurrency_group="calls")
     def where(self, dataset: int) -> list[tuple[str, str]]:
@@ -647,9 +665,12 @@ class RecipeController:
                 core.tick(time.monotonic())
                 self._send()
                 last = core.checkpoints.last
-                resumes = self._reservations.is_paused and core.is_settled
+                resumes = self._reservations.is_paused and core.is_settled and not core.failure
             if resumes:
-                self._reservations.resume(self._cpus())
+                try:
+                    self._reservations.resume(self._cpus())
+                except Exception as failure:  # any of Ray's: its GCS may be restarting
+                    logger.warning("no CPUs are reserved: %r", failure)
             if last is not None and last is not self._finished:
                 self._finish_checkpoint(last)
 

@@ -163,10 +163,10 @@ class Executors:
                     self._owner.failed(failed.failure)
             except errors.ClosedError:
                 return
-            except errors.ClamorError as failure:
+            except Exception as failure:  # any: its tasks have begun, and will not end
                 if not self._ends.is_set():
                     self._ends.set()
-                    self._owner.broken(str(failure))
+                    self._owner.broken(cause_of(failure))
 
     # -- processes
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from clamor_ray import errors
 from clamor_ray._objects.memory import memory_bytes
+from clamor_ray._protocol.cause import cause_of
 from clamor_ray._recipes.matching.executing import StageFailure
 from clamor_ray._recipes.matching.partitions import (
     LocalPartitions,
@@ -201,7 +202,10 @@ class Run:
     def end(self) -> None:
         """Nothing more begins. A function that runs is not waited for: the memory of its partitions
         is empty then, and what it does is lost."""
-        self._ends.set()
+        with self._lock:
+            if self._ends.is_set():
+                return
+            self._ends.set()
         self._executors.end()
         self._matcher.stop()
         with self._lock:  # whoever comes now sees that it has ended
@@ -247,11 +251,15 @@ class Run:
             ProgramError: It is not.
         """
         try:
-            return self._partitions.value((dataset, index))
+            with self._lock:
+                if self._ends.is_set():
+                    raise KeyError(index)
+                packed = self._partitions.pack((dataset, index))  # it may move the next moment
         except KeyError:
             raise errors.ProgramError(
                 f"Partition {index} of dataset {dataset} is not here: it moves."
             ) from None
+        return packed.value()
 
     def counters(self) -> Counters:
         """What it has done."""
@@ -289,8 +297,8 @@ class Run:
                     self._do(self._take_outgoing)
             except errors.ClosedError:
                 return
-            except errors.MemberLostError as failure:
-                self.broken(str(failure))
+            except Exception as failure:  # any: nobody else would empty it
+                self.broken(cause_of(failure))
                 return
 
     def _take_outgoing(self) -> None:

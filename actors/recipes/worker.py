@@ -107,6 +107,7 @@ class RecipeWorker:
         self._early: list[tuple[str, Envelope]] = []
         self._begins: Begin | None = None  # it loads its partitions
         self._failure: StageFailure | None = None
+        self._why_broken = self._why_not = ""
         self._ends = threading.Event()
         self._self = ray_state.runtime_context().current_actor
         self._peers = Peers(
@@ -235,15 +236,22 @@ class RecipeWorker:
         self._controller.failed.remote(failure)
 
     def _broken(self, why: str) -> None:
+        self._why_broken = why
         self._controller.broken.remote(self._me, why)
 
     def _cannot_go_on(self, why: str) -> None:
+        self._why_not = why
         self._controller.cannot_go_on.remote(why)
 
     def _beat(self) -> None:
         while not self._ends.wait(HEARTBEAT_S):
-            if self._failure is not None:  # the controller may have been restarting
+            # The controller may have been restarting when it was told.
+            if self._failure is not None:
                 self._controller.failed.remote(self._failure)
+            if self._why_not:
+                self._controller.cannot_go_on.remote(self._why_not)
+            if self._why_broken:
+                self._controller.broken.remote(self._me, self._why_broken)
             if (begins := self._begins) is not None:
                 self._controller.heartbeat.remote(_loading(self._me, begins))
                 continue

@@ -161,7 +161,7 @@ class Job:
         """
         self._check(dataset)
         self.wait(timeout_s, progress)
-        parts = self._fetched(self._call("partitions", dataset.number))
+        parts = self._fetched(dataset)
         return parts[0] if dataset.is_value else parts
 
     def publish(
@@ -314,17 +314,27 @@ class Job:
         if dataset not in self._datasets:
             raise errors.ProgramError(f"{dataset!r} is of another program.")
 
-    @staticmethod
-    def _fetched(references: list[Any]) -> list[Any]:
-        """They may be large: no deadline, while their workers live."""
-        try:
-            return list(ray_state.get(references))
-        except RayTaskError as failure:
-            raise failure.cause from None
-        except RayError as failure:
-            raise errors.ProgramLostError(
-                f"A worker was lost before the result was fetched: {cause_of(failure)}"
-            ) from None
+    def _fetched(self, dataset: Dataset) -> list[Any]:
+        """All partitions. They may be large: no deadline, while their workers live. One that has
+        moved meanwhile, off a node that is drained, is asked for again."""
+        deadline = time.monotonic() + CALL_S
+        while True:
+            try:
+                return list(ray_state.get(self._call("partitions", dataset.number)))
+            except errors.ProgramError as moves:
+                failure: Exception = moves
+            except RayTaskError as raised:
+                failure = raised.cause
+                if not isinstance(failure, errors.ProgramError):
+                    raise failure from None
+            except RayError as lost:
+                failure = errors.ProgramLostError(
+                    f"A worker was lost before the result was fetched: {cause_of(lost)}"
+                )
+            self._call("wait", 0.0)  # raises, where that has ended the program
+            if time.monotonic() >= deadline:
+                raise failure
+            time.sleep(PAUSE_S)
 
     def _call(self, name: str, *args: Any) -> Any:
         deadline = time.monotonic() + CALL_S

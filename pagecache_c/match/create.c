@@ -317,9 +317,15 @@ PC_API int pc_match_discard(pc_matcher *m)
     const struct pc__match_heap *heap = &m->shared->heap;
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = (heap->begin + page - 1u) & ~(page - 1u);
     uint64_t end = (heap->begin + heap->n_bytes) & ~(page - 1u);
-    int rc = PC_OK;
+    int rc = pc__match_lock(m);
+    const bool is_locked = !rc;
+    m->shared->is_discarded = 1; /* where the lock cannot be had nobody goes on anyhow */
     if (end > first && madvise(m->base + first, end - first, MADV_REMOVE))
         rc = pc__fail_errno("madvise of the matcher's memory");
+    else
+        rc = PC_OK;
+    if (is_locked)
+        pc__match_unlock(m);
     free_handle(m);
     return rc;
 }

@@ -82,6 +82,10 @@ int pc__match_lock(pc_matcher *m)
         errno = error;
         return pc__fail(PC_ERR_SYSTEM, "the matcher's mutex");
     }
+    if (s->is_discarded && !error) {
+        pthread_mutex_unlock(&s->lock);
+        return pc__fail(PC_ERR_CLOSED, "the matcher's program has ended");
+    }
     if (!atomic_load_explicit(&s->is_broken, memory_order_relaxed))
         return PC_OK;
     pthread_mutex_unlock(&s->lock);

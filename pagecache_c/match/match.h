@@ -165,7 +165,7 @@ struct pc__match_shared {
     uint64_t n_rests;
     uint64_t unfinished; /* a slice that had not ended when is_complete looked last */
     uint32_t n_takers;   /* processes and threads that take tasks; 0: nobody has said it */
-    uint32_t unused;
+    uint32_t is_discarded; /* the heap has nothing more in it */
     struct pc__match_heap heap;
 };
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #define MOST_BATCH 1024u
+#define MOST_MESSAGE (1ull << 44)
 #define AT_ONCE_NS 1000000000ull /* then the caller sees its signals */
 
 struct outgoing { /* what the tasks of a batch send; kernels are called without the lock */
@@ -49,7 +50,9 @@ static int put(struct pc_match_task *task, uint32_t first, uint32_t end, const v
     struct batch *batch = task->internal;
     struct outgoing *out = &batch->out;
     int rc = PC_OK;
-    if (first >= end || end > task->n_next)
+    if (n_bytes > MOST_MESSAGE)
+        rc = pc__fail(PC_ERR_RANGE, "a kernel sends %llu bytes", (unsigned long long)n_bytes);
+    else if (first >= end || end > task->n_next)
         rc = pc__fail(PC_ERR_RANGE, "a kernel sends to task %u, and the next stage has %u", first,
                       task->n_next);
     if (!rc)
@@ -183,7 +186,8 @@ static int run_batch(pc_matcher *m, struct batch *batch, void **partitions, size
     for (uint64_t i = 0; i < batch->n; i++) {
         batch->first_sent[i] = batch->out.n_sent;
         batch->codes[i] = 0;
-        if (!batch->kernels[i] || ran->failed_code)
+        bool is_over = atomic_load(&m->shared->is_stopped) || atomic_load(&m->is_shut);
+        if (!batch->kernels[i] || ran->failed_code || is_over)
             continue;
         int code = call_kernel(m, batch, i, partitions, n_bytes);
         uint64_t ended_ns = pc__match_deadline(0);

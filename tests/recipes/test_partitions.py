@@ -155,6 +155,75 @@ def test_as_plain_objects(seed: int, places: tuple[Tables, list[Partitions]]) ->
             assert same(node.value(key), value)
 
 
+def two_written() -> Tables:
+    p = Builder()
+    x, y = p.dataset([0] * N), p.dataset([0] * N)
+    p.stage(lambda t, x, y: (x, y), writes=[x, y])
+    return p.tables()
+
+
+@pytest.mark.parametrize("kind", ["local", "shared"])
+@pytest.mark.parametrize(
+    "returns",
+    [
+        lambda w, prev: (w - 1, w),
+        lambda now, nxt: (nxt, now),
+        lambda x, y: (np.append(x, 1.0), x),
+        lambda x, y: (x[::-1], x[1:]),
+        lambda x, y: ({"a": x}, x),
+        lambda x, y: (x, [y]),
+        lambda x, y: (y, y),
+    ],
+)
+def test_one_partition_may_be_returned_as_another(kind: str, returns: Any) -> None:
+    """As by plain objects that are copied: they do not change together later."""
+    made = two_written()
+    stage = made.stages[0]
+    with SharedMatcher.create(made, heap_bytes=64 << 20) as matcher:
+        shared = kind == "shared"
+        node: Partitions = SharedPartitions(made, matcher) if shared else LocalPartitions()
+        for n_items in (3, 60_000):
+            x, y = np.arange(float(n_items)), np.full(n_items, 0.5)
+            node.put((0, 0), x.copy())
+            node.put((1, 0), y.copy())
+            for _ in range(2):
+                first, second = copy.deepcopy(returns(x, y))
+                values = node.values(stage, 0)
+                if not all(isinstance(each, np.ndarray) for each in values):
+                    break
+                one, other = returns(*values)
+                node.keep(stage, 0, values, {0: one, 1: other})
+                x, y = copy.deepcopy(first), copy.deepcopy(second)
+                assert same_items(node.value((0, 0)), first)
+                assert same_items(node.value((1, 0)), second)
+                if isinstance(x, np.ndarray):
+                    values = node.values(stage, 0)
+                    values[0] += 1
+                    node.keep(stage, 0, values, {})
+                    x = x + 1
+                    assert same_items(node.value((1, 0)), second)
+
+
+def same_items(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return same_items(left["a"], right["a"])
+    if isinstance(left, list):
+        return all(same_items(a, b) for a, b in zip(left, right, strict=True))
+    return same(left, right)
+
+
+def test_what_came_read_only_is_replaced() -> None:
+    made = tables()
+    with SharedMatcher.create(made, heap_bytes=8 << 20) as matcher:
+        node = SharedPartitions(made, matcher)
+        for dataset in (0, 1):
+            node.put((dataset, 0), None)
+        for n in range(3):
+            values = node.values(made.stages[0], 0)
+            node.keep(made.stages[0], 0, values, {0: np.frombuffer(bytes([n] * 10), np.uint8)})
+            assert node.value((0, 0)).tolist() == [n] * 10
+
+
 def test_an_array_is_changed_where_it_is() -> None:
     """Nothing is packed, and the other process's array is the same memory."""
     made = tables()

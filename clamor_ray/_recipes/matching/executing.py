@@ -86,7 +86,7 @@ class Executor:
                 matcher.set_kernel(stage, function.address())
                 self._has_kernels = True
         self._most = 1
-        self._usual_ns: dict[int, int] = {}  # of a stage's tasks
+        self._longest_ns = 0  # of the tasks of late
         self._done: list[ReadyTask] = []  # have run, and the matcher does not know it
         self._took_ns: list[int] = []
         self._sent: list[dict[int, list[bytes]]] = []  # of each of those
@@ -111,7 +111,7 @@ class Executor:
             if ends is not None and ends.is_set():
                 return
             now_ns = time.perf_counter_ns()
-            self._note(task.stage, now_ns - began_ns)
+            self._note(now_ns - began_ns)
             self._done.append(task)
             began_ns = now_ns
             if now_ns - ended_ns > BATCH_NS:  # others may wait for these
@@ -120,14 +120,12 @@ class Executor:
         if self._done:
             self._end(ends)
 
-    def _note(self, stage: int, took_ns: int) -> None:
+    def _note(self, took_ns: int) -> None:
         """As many are taken at once as are short, all of them: what an executor has taken no other
         one can run."""
         self._took_ns.append(took_ns)
-        usual_ns = self._usual_ns.get(stage, took_ns)
-        self._usual_ns[stage] = (3 * usual_ns + took_ns) // 4
-        longest_ns = max(1, *self._usual_ns.values())
-        self._most = max(1, min(MOST, BATCH_NS // longest_ns))
+        self._longest_ns = max(1, took_ns, self._longest_ns * 63 // 64)
+        self._most = max(1, min(MOST, BATCH_NS // self._longest_ns))
 
     def _take(self, timeout_s: float) -> list[ReadyTask]:
         if not self._has_kernels:
@@ -150,10 +148,12 @@ class Executor:
             if ends is not None and ends.is_set():
                 return
             if time.monotonic() >= deadline:
-                raise errors.NoSpaceError(
-                    f"For {ROOM_S:g} s there was no room for the messages of a task.",
+                failure = errors.NoSpaceError(
+                    f"For {ROOM_S:g} s there was no room for its messages.",
                     hint="Use more nodes (job.scale), or send less at a time.",
                 )
+                task = self._done[0]
+                raise TaskFailed(failure_of(self._tables.stages[task.stage], task, failure))
             time.sleep(PAUSE_S)
 
     def _run_one(self, task: ReadyTask, ends: threading.Event | None) -> None:
@@ -161,17 +161,18 @@ class Executor:
         matcher = self._matcher
         n_next = self._n_next(task.number) if stage.sends else None
         received = matcher.messages(task) if stage.receives else ()
+        values = self._partitions.values(stage, task.index)
         try:
-            values = self._partitions.values(stage, task.index)
             ran = run_task(stage, self._functions[task.stage], task, n_next, received, values)
-            if ends is not None and ends.is_set():
-                return
-            self._partitions.keep(stage, task.index, values, ran.results)
-        except (errors.ClosedError, errors.MemberLostError):
-            if ends is not None and ends.is_set():
-                return
-            raise
         except BaseException as failure:  # any, also SystemExit: it is the user's function's
+            raise TaskFailed(failure_of(stage, task, failure)) from None
+        if ends is not None and ends.is_set():
+            return
+        try:
+            self._partitions.keep(stage, task.index, values, ran.results)
+        except (errors.ClosedError, errors.MemberLostError):  # the matcher's
+            raise
+        except Exception as failure:  # what it has returned cannot be pickled, or finds no room
             raise TaskFailed(failure_of(stage, task, failure)) from None
         self._sent.append(ran.sent)
         if ran.decision is not None:

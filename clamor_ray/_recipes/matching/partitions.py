@@ -12,6 +12,7 @@ packing, whether its object is the newest.
 
 from __future__ import annotations
 
+import copy
 import pickle
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -127,7 +128,7 @@ class LocalPartitions:
     def keep(
         self, stage: StageInfo, index: int, values: Sequence[Any], results: Mapping[int, Any]
     ) -> None:
-        for dataset, value in results.items():
+        for dataset, value in _apart(stage, values, results).items():
             self._values[dataset, index] = value
 
 
@@ -200,6 +201,7 @@ class SharedPartitions:
     def keep(
         self, stage: StageInfo, index: int, values: Sequence[Any], results: Mapping[int, Any]
     ) -> None:
+        results = _apart(stage, values, results)  # all of them, before any is written
         for access, given in zip(stage.accesses, values, strict=True):
             if access.is_write:
                 dataset = access.dataset
@@ -212,9 +214,11 @@ class SharedPartitions:
     def _keep(self, key: Key, value: Any) -> None:
         seen = self._seen[key]
         if seen.array is not None and type(value) is np.ndarray and _kind(value) == seen.array:
-            if value is not seen.value:
+            if value is seen.value:
+                return
+            if seen.value.flags.writeable:  # not what came from a read-only buffer
                 np.copyto(seen.value, value)
-            return
+                return
         stream, buffers = packed(value)
         addresses = tuple((_address(each), each.nbytes) for each in buffers)
         if stream == seen.stream and addresses == seen.buffers:
@@ -267,6 +271,30 @@ class SharedPartitions:
             memory[at : at + n] = view
         # What kernels get of it is the first array.
         self._memory.set_memory(*key, address, memory.nbytes, *(places[0] if places else (0, 0)))
+
+
+def _apart(stage: StageInfo, values: Sequence[Any], results: Mapping[int, Any]) -> dict[int, Any]:
+    """What a function has returned, without memory of other partitions than its own: two partitions
+    that are one object would change together."""
+    if len(values) == 1 or not results:
+        return dict(results)
+    given = {access.dataset: value for access, value in zip(stage.accesses, values, strict=True)}
+    found = {}
+    for dataset, value in results.items():
+        others = [each for number, each in given.items() if number != dataset]
+        others += [each for number, each in results.items() if number < dataset]
+        if value is given[dataset] or type(value) in UNCHANGING:
+            found[dataset] = value
+        elif type(value) is np.ndarray and not value.dtype.hasobject:
+            arrays = [each for each in others if isinstance(each, np.ndarray)]
+            shares = any(np.may_share_memory(value, each) for each in arrays)
+            has_objects = any(
+                not isinstance(each, np.ndarray) and type(each) not in UNCHANGING for each in others
+            )
+            found[dataset] = value.copy() if shares or has_objects else value
+        else:
+            found[dataset] = copy.deepcopy(value)
+    return found
 
 
 def _layout(memory: memoryview) -> tuple[bytes, list[tuple[int, int]]]:

@@ -56,7 +56,9 @@ class Kernel:
             >>> clamor.Kernel(lambda: ctypes.CDLL(None).getpid).address() > 0
             True
         """
-        self._loaded = loaded = self._load()
+        if self._loaded is None:  # threads that come here at once load it twice
+            self._loaded = self._load()
+        loaded = self._loaded
         found = _address_of(loaded)
         if not found:
             raise errors.ProgramError(
