@@ -134,15 +134,22 @@ def test_functions_read_variables_there(lab: LocalCluster) -> None:
     job.stop()
 
 
-def test_what_a_function_raises_there_is_said(lab: LocalCluster) -> None:
-    def fail(t: Any, part: Any) -> None:
-        if part[0] == 500:
-            raise ValueError(f"{os.getpid()}")
+def test_what_a_function_raises_there_is_said(lab: LocalCluster, tmp_path: Path) -> None:
+    program = Program()
+    parts = program.dataset([0] * 4)
+    of_workers = tmp_path / "pids"
 
-    program, parts, _ = rounds_of_pids(500)
-    program.stage(fail, reads=[parts])
+    def fail(t: Any, part: int) -> int:
+        time.sleep(0.002)
+        if of_workers.exists() and str(os.getpid()) not in of_workers.read_text().split():
+            raise ValueError(f"{os.getpid()}")
+        return part + 1
+
+    with program.loop(max=10**6):
+        program.stage(fail, writes=[parts])
     job = program.run(executors="processes")
     workers = {each.pid for each in job.stats().workers}
+    of_workers.write_text(" ".join(map(str, workers)))
     with pytest.raises(errors.StageFailedError, match="stage fail raised ValueError") as caught:
         job.wait(END_S)
     pid = int(str(caught.value).split("ValueError: ")[1].split()[0])

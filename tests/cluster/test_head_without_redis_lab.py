@@ -16,7 +16,7 @@ import pytest
 from clamor_ray.cli.output import NOT_CHECKED
 from tests.cluster.test_named_sessions import of_scope
 from tests.conftest import ANSWER_S, until
-from tests.support.driver_script import ROOT
+from tests.support.driver_script import ROOT, lines_of
 from tests.support.lab import require_lab
 from tests.support.lab.restarted_head import HeadLab, address_of, restarted_head
 
@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
 DRIVER = 1  # whose node that is
 # How long Ray's processes wait for their GCS, and how often raylets ask whether it knows them: 60 s
-# by themselves.
+# by themselves. A driver goes on in that time, on a busy machine too.
 SOON = {
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
     "RAY_raylet_liveness_self_check_interval_ms": "2000",
 }
 STATUS_S = 60.0
@@ -140,7 +140,7 @@ def test_a_session_ends_with_its_cluster(comes_back: bool, monkeypatch: pytest.M
             assert journal.is_dir()
             lab.kill_head()
             go_on(driver)
-            assert driver.stdout.readline() == "went on\n"
+            assert next(line for line in driver.stdout if lines_of(line)) == "went on\n"
             told = status(lab)
             assert told.returncode == NOT_CHECKED
             assert "No Ray cluster answers at" in told.stderr
@@ -156,7 +156,7 @@ def test_a_session_ends_with_its_cluster(comes_back: bool, monkeypatch: pytest.M
             assert (told.returncode, told.stderr) == (0, "")
             assert "No session" in told.stdout
             said, _ = driver.communicate("\n", timeout=ANSWER_S)
-            *refused, last = said.splitlines()
+            *refused, last = lines_of(said)
             assert len(refused) == 2
             for line in refused:
                 assert line.startswith("RayletEndedError: This process is cut off from its session")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,9 @@ def lab() -> Iterator[LocalCluster]:
         clamor.shutdown(force=True)
 
 
-def rounds(n_rounds: int, n_parts: int = 6) -> tuple[Program, Any, Any]:
-    """Each partition counts the rounds, and sends 1 in each; a value adds them up."""
+def rounds(n_rounds: int, n_parts: int = 6, ends: Path | None = None) -> tuple[Program, Any, Any]:
+    """Each partition counts the rounds, and sends 1 in each; a value adds them up. They end early
+    where there is that file."""
     program = Program()
     parts = program.dataset([np.zeros(1000) for _ in range(n_parts)])
     total = program.value(0)
@@ -46,9 +48,11 @@ def rounds(n_rounds: int, n_parts: int = 6) -> tuple[Program, Any, Any]:
         part += 1
         t.send(0, 1)
 
-    with program.loop(max=n_rounds):
+    with program.loop(max=n_rounds) as loop:
         program.stage(grow, writes=[parts])
         program.stage(lambda t, total: total + sum(t.recv()), writes=[total])
+        if ends is not None:
+            loop.until(lambda t, total: ends.exists(), reads=[total])
     return program, parts, total
 
 
@@ -282,9 +286,10 @@ def test_what_was_published_and_is_lost_is_made_again(lab: LocalCluster) -> None
     assert made.sum() == sum_of_squares(8)
 
 
-def test_nodes_that_come_and_nodes_that_ray_drains(lab: LocalCluster) -> None:
+def test_nodes_that_come_and_nodes_that_ray_drains(lab: LocalCluster, tmp_path: Path) -> None:
     """One node more is there at its end."""
-    program, _, total = rounds(800)
+    ends = tmp_path / "ends"
+    program, _, total = rounds(10**6, ends=ends)
     job, fixed = program.run(workers="all"), rounds(10**6)[0].run(workers=2, reserve=False)
     at = nodes_of(fixed)
     index = lab.add_node(num_cpus=1)
@@ -294,7 +299,8 @@ def test_nodes_that_come_and_nodes_that_ray_drains(lab: LocalCluster) -> None:
     until(lambda: all(each.tasks > 0 for each in job.stats().workers), END_S)
     assert drain_node(new, int((time.time() + 600.0) * 1000))
     until(lambda: new not in nodes_of(job), END_S)
-    assert job.result(total, END_S) == 800 * 6
+    ends.touch()
+    assert job.result(total, END_S) == 6 * job.stats().rounds
     assert job.stats().restarts == 0
     for each in (job, fixed):
         each.stop()
