@@ -92,8 +92,12 @@ class ProgramDrains:
         return was_drained
 
     async def stop_all(self) -> None:
-        """The session ends, and its programs with it."""
-        await self._ask("stop")
+        """The session ends, and its programs with it. Where Ray does not answer they find that out
+        by themselves."""
+        try:
+            await asyncio.wait_for(self._ask("stop"), 2 * ASK_S)
+        except Exception as failure:  # any of Ray's: its GCS may be away
+            logger.warning("the session's programs are not told of its end: %r", failure)
 
     async def _leave(self, node_id: str, timeout_s: float) -> None:
         until_s = time.monotonic() + timeout_s

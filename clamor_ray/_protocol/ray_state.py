@@ -181,7 +181,10 @@ def raylet_addresses(node_id: str) -> list[tuple[str, int]] | None:
 
 
 def actor_names() -> list[str]:
-    """Of the actors in our namespace."""
+    """Of the actors in our namespace; none, where this process is in no cluster: Ray's own call
+    would start one."""
+    if not ray.is_initialized():
+        return []
     named = ray.util.list_named_actors(all_namespaces=True)
     return [entry["name"] for entry in named if entry["namespace"] == names.NAMESPACE]
 
