@@ -140,7 +140,7 @@ def test_a_session_ends_with_its_cluster(comes_back: bool, monkeypatch: pytest.M
             assert journal.is_dir()
             lab.kill_head()
             go_on(driver)
-            assert next(line for line in driver.stdout if lines_of(line)) == "went on\n"
+            assert any(line == "went on\n" for line in driver.stdout)  # Ray says things, too
             told = status(lab)
             assert told.returncode == NOT_CHECKED
             assert "No Ray cluster answers at" in told.stderr

@@ -42,8 +42,15 @@ def start(
 
 
 def lines_of(printed: str) -> list[str]:
-    """Without what Ray prints by itself, "(raylet) ...": it does where a machine is slow."""
-    return [line for line in printed.splitlines() if not _OF_RAY.match(line)]
+    """Without what Ray prints by itself, "(raylet) ...", and the indented lines behind that: it
+    does where a machine is slow."""
+    found: list[str] = []
+    is_rays = False
+    for line in printed.splitlines():
+        is_rays = bool(_OF_RAY.match(line)) or (is_rays and line[:1].isspace())
+        if not is_rays:
+            found.append(line)
+    return found
 
 
 def run(
