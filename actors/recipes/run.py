@@ -159,7 +159,7 @@ class Run:
         """The partitions, as other processes can share them, if that is worth it."""
         # A kernel gets the memory that is shared.
         is_shared = executors == "processes" or self._has_kernels
-        if executors is None and n_threads > 1:
+        if not is_shared and executors is None and n_threads > 1:
             is_shared = all(_in_band_bytes(each) <= IN_BAND_BYTES for each in values.values())
         partitions: Partitions = LocalPartitions()
         if is_shared:

@@ -261,6 +261,8 @@ def test_kernels_in_c(lab: LocalCluster, library: Path, executors: str | None) -
     parts = program.dataset([np.full(100, n) for n in range(4)])
     total = program.value(np.zeros(1, np.int64))
     last = program.value(0)
+    lists = program.dataset([list(range(100_000)) for _ in range(4)])  # would stay on threads alone
+    program.stage(lambda t, items: None, reads=[lists])
     with program.loop(max=n_rounds):
         program.stage(kernel(library, "grow"), writes=[parts], sends=True)
         program.stage(kernel(library, "add_up"), writes=[total], receives=True)
