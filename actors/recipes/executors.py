@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import cloudpickle
 import ray
@@ -71,16 +71,6 @@ class RecipeExecutor:
                 return None
 
 
-class Owner(Protocol):
-    """Who is told what happens. Safe from any thread."""
-
-    def failed(self, failure: StageFailure) -> None:
-        """A function has raised."""
-
-    def broken(self, why: str) -> None:
-        """A process has died, and what it did is lost."""
-
-
 class Executors:
     """See the file's head. Safe from any thread.
 
@@ -88,7 +78,8 @@ class Executors:
         tables, functions: The program.
         program: The same, pickled.
         matcher, partitions: Of the node.
-        owner: See there.
+        failed: Is told what a function has raised.
+        broken: Is told why what ran here is lost: a process has died.
         n: Tasks that run at once.
     """
 
@@ -99,12 +90,14 @@ class Executors:
         program: bytes,
         matcher: SharedMatcher,
         partitions: Partitions,
-        owner: Owner,
+        failed: Callable[[StageFailure], None],
+        broken: Callable[[str], None],
         n: int,
     ) -> None:
         self._program = program
         self._matcher = matcher
-        self._owner = owner
+        self._failed = failed
+        self._broken = broken
         self._n = n
         self._ends = threading.Event()
         self._threads_end = threading.Event()
@@ -160,13 +153,13 @@ class Executors:
             except TaskFailed as failed:
                 if not self._ends.is_set():
                     self._ends.set()
-                    self._owner.failed(failed.failure)
+                    self._failed(failed.failure)
             except errors.ClosedError:
                 return
             except Exception as failure:  # any: its tasks have begun, and will not end
                 if not self._ends.is_set():
                     self._ends.set()
-                    self._owner.broken(cause_of(failure))
+                    self._broken(cause_of(failure))
 
     # -- processes
 
@@ -215,8 +208,8 @@ class Executors:
         except Exception as failure:  # any of Ray's: its process was killed, or has exited
             if not self._ends.is_set():
                 self._ends.set()
-                self._owner.broken(f"an executor process has ended: {cause_of(failure)}")
+                self._broken(f"an executor process has ended: {cause_of(failure)}")
             return
         if failed is not None and not self._ends.is_set():
             self._ends.set()
-            self._owner.failed(failed)
+            self._failed(failed)

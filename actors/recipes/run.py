@@ -144,7 +144,14 @@ class Run:
                 self._core.on_floor(begin.checkpoint.number + 1)  # nobody needs what is before
             reports = self._handle()
         self._executors = Executors(
-            tables, functions, program, self._matcher, self._partitions, self, n_threads
+            tables,
+            functions,
+            program,
+            self._matcher,
+            self._partitions,
+            self._on_failed,
+            self._on_broken,
+            n_threads,
         )
         may_have = isinstance(self._partitions, SharedPartitions) and executors != "threads"
         if executors != "processes" and (n_threads == 1 or self._has_kernels):
@@ -279,12 +286,12 @@ class Run:
 
     # -- what executors say
 
-    def failed(self, failure: StageFailure) -> None:
+    def _on_failed(self, failure: StageFailure) -> None:
         """A function has raised."""
         if not self._ends.is_set():
             self._owner.failed(failure)
 
-    def broken(self, why: str) -> None:
+    def _on_broken(self, why: str) -> None:
         """What a process of the node did is lost."""
         if not self._ends.is_set():
             self._owner.broken(why)
@@ -298,7 +305,7 @@ class Run:
             except errors.ClosedError:
                 return
             except Exception as failure:  # any: nobody else would empty it
-                self.broken(cause_of(failure))
+                self._on_broken(cause_of(failure))
                 return
 
     def _take_outgoing(self) -> None:
@@ -325,7 +332,7 @@ class Run:
                 what()
                 reports = self._handle()
         except errors.MemberLostError as failure:
-            self.broken(str(failure))
+            self._on_broken(str(failure))
             return
         except Exception as failure:  # any: of the user's objects, or memory that is full
             self._owner.cannot_go_on(f"{type(failure).__name__}: {failure}")
